@@ -258,7 +258,7 @@ Gemm assembled(const Parts& parts, const Call& call, const Tensor* groups) {
   if (parts.scale) (parts.scale->place == kAScale ? gemm.a_scaling : gemm.b_scaling) = "1x32e8";
   if (groups != nullptr) {
     gemm.batching = groups->place == kOffsets ? "grouped" : "masked";
-    gemm.groups = Groups{groups->place, groups->address, groups->strides[0]};
+    gemm.groups = Groups{groups->place, groups->address, groups->given_strides[0]};
     gemm.expected_rows = call.expected_rows;
   }
   set_arithmetic(gemm, call);

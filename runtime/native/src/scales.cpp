@@ -32,8 +32,8 @@ BlockScale block_scale(const Tensor& tensor, int64_t rows, int64_t columns, int6
            text_of({rows, columns}) +
            ", one scale for each block: for scales of rows, columns or whole operands use alpha or an epilogue");
   }
-  return {tensor.place, tensor.address, tensor.strides[rank - 1 - k_axis], tensor.strides[rank - 2 + k_axis],
-          batch_stride_of(tensor, batch)};
+  return {tensor.place, tensor.address, tensor.given_strides[rank - 1 - k_axis],
+          tensor.given_strides[rank - 2 + k_axis], batch_stride_of(tensor, batch)};
 }
 
 bool stack_scales(BlockScale& a, const BlockScale& b, int64_t m) {
@@ -62,7 +62,7 @@ Operand group_scale(const Tensor* tensor, const Matrices& narrow, int64_t rows, 
            "; it must be ue8m0, and its last extents must be " + text_of(last));
   }
   const int64_t along_rows = tensor->strides[is_a ? rank - 2 : rank - 1];
-  const int64_t along_k = tensor->strides[is_a ? rank - 1 : rank - 2];
+  const int64_t along_k = tensor->given_strides[is_a ? rank - 1 : rank - 2];
   const int64_t batch_stride = batch_stride_of(*tensor, batch);
   if (batch != 1 && (batch_stride != 0) != (narrow.batch_stride != 0)) {
     refuse(tensor->name + " has shape " + text_of(tensor->shape) + " and " + name + " has shape " +

@@ -102,15 +102,11 @@ Tensor read_tensor(const DLTensor& tensor, size_t place, const std::string& name
            " lanes; libgemmill supports bf16, f16, f32, f64, e4m3, e5m2, s8, u8 and s32, "
            "e2m1 for a or b, and ue8m0 for its scales: convert it first");
   }
-  Tensor view{place,
-              name,
-              reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset,
-              {},
-              {},
-              dtype,
-              tensor.device.device_id};
+  const uint64_t address = reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset;
+  Tensor view{place, name, address, {}, {}, {}, dtype, tensor.device.device_id};
   view.shape.assign(tensor.shape, tensor.shape + tensor.ndim);
   view.strides.assign(static_cast<size_t>(tensor.ndim), 0);
+  view.given_strides = view.strides;
   int64_t contiguous = 1;
   for (size_t i = view.shape.size(); i-- > 0;) {
     const int64_t extent = view.shape[i];
@@ -121,6 +117,7 @@ Tensor read_tensor(const DLTensor& tensor, size_t place, const std::string& name
     const int64_t stride = tensor.strides != nullptr ? tensor.strides[i] : contiguous;
     contiguous = contiguous >= kMaxStride / std::max<int64_t>(extent, 1) ? kMaxStride
                                                                          : contiguous * std::max<int64_t>(extent, 1);
+    view.given_strides[i] = stride;
     if (extent <= 1) continue;
     if (stride <= -kMaxStride || stride >= kMaxStride) {
       refuse(name + " has a stride of " + std::to_string(stride) + " elements; memory has fewer than 2^48 bytes");

@@ -35,6 +35,8 @@ struct Tensor {
   std::vector<int64_t> shape;
   /// Elements between neighbours along each extent.
   std::vector<int64_t> strides;
+  /// The same as the caller has them, also where they have no effect: kernels take some of them as parameters.
+  std::vector<int64_t> given_strides;
   const Dtype* dtype;
   int device;
 

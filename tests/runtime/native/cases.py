@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -22,12 +22,28 @@ TF32 = "sm90a_tf32k16_tf32k16_f32_none_f32m16_64x64x32_1x1_pingpong_s4_m1_k1_lin
 DOUBLE = "sm90_f64k8_f64k8_f64_f64m8_f64m8_32x32x32_1x1_multistage_s4_m1_k1_linear"
 ANY = "sm90_f32any4_f32any4_f32_f32any4_f32any4_32x32x8_1x1_simt_s2_m1_k1_linear"
 GEMV = "sm90a_bf16k16_bf16k16_f32_none_bf16any2_8x16x1024_1x1_gemv_s4_m1_k1_linear"
-KERNELS = (PINGPONG, CLUSTER, WITH_C, SPLIT, STREAM, PROMOTED, INTEGER, TF32, DOUBLE, ANY, GEMV)
+GROUPED = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x64x64_1x1_pingpong_s4_m8grouped_k1_linear"
+GROUPED_C = "sm90a_bf16k16_bf16k16_f32_bf16n16_bf16n16_64x64x64_1x1_pingpong_s4_m8grouped_k1_linear"
+BLOCKS = "sm90a_e4m3k16s1x128_e4m3k16s128x128_f32p4_none_bf16n16_64x64x128_1x1_pingpong_s8_{}_k1_linear"
+BLOCKED, BLOCKED_GROUPS, BLOCKED_MASKS = (BLOCKS.format(x) for x in ("m8", "m8grouped", "m8masked"))
+E2M1 = "sm90a_e2m1k16s1x32e8_bf16k16_f32_none_bf16m16_64x16x128_1x1_pingpong_s6_{}_k1_linear"
+MX, MX_GROUPS, MX_MASKS = (E2M1.format(x) for x in ("m8", "m8ngrouped", "m8nmasked"))
+ACTIVATION = PINGPONG.replace("linear", "xdEsiluPalphaTaccAbiasDbf16BnJQTs")
+RESIDUAL = PINGPONG.replace("none", "bf16n16").replace("linear", "xhEaccTtBbatchJZdEhAreluPcQ")
+OF_ROWS = "sm90a_e4m3k16_e4m3k16_f32_none_bf16n16_64x64x128_1x1_pingpong_s9_m8_k1_xdEaccTaUscaleBmJTbUscaleBnJ"
+GROUPED_BIAS = GROUPED.replace("linear", "xdEaccAbiasDbf16BnJ")
+KERNELS = (
+    *(PINGPONG, CLUSTER, WITH_C, SPLIT, STREAM, PROMOTED, INTEGER, TF32, DOUBLE, ANY, GEMV),
+    *(GROUPED, GROUPED_C, BLOCKED, BLOCKED_GROUPS, BLOCKED_MASKS, MX, MX_GROUPS, MX_MASKS),
+    *(ACTIVATION, RESIDUAL, OF_ROWS, GROUPED_BIAS),
+)
 
 TF32_FLAG, FAST_FLAG = 1, 2
 """Flags of gemmill.h."""
 _FIRST, _APART = 0x7E00_0000_0000, 1 << 36
 """Address of A, and bytes from one operand to the next."""
+OPERANDS = ("a", "b", "c", "d", "a_scale", "b_scale", "offsets", "counts")
+"""In the order of addresses; arguments of the epilogue follow."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +85,14 @@ class Case:
     slices: int = 0
     flags: int = 0
     stream: int = 0
+    a_scale: Tensor | None = None
+    b_scale: Tensor | None = None
+    offsets: Tensor | None = None
+    counts: Tensor | None = None
+    expected_rows: int = 0
+    epilogue: str = ""
+    arguments: Mapping[str, Tensor | float] = field(default_factory=dict)
+    """Operands of the epilogue."""
     in_place: bool = False
     """Whether C is D."""
     shares: str = ""
@@ -76,38 +100,51 @@ class Case:
     d_shift: int = 0
 
     @property
+    def operands(self) -> list[tuple[str, Tensor | float | None]]:
+        """Tensors, numbers or nothing by name, in the order of addresses."""
+        return [*((name, getattr(self, name)) for name in OPERANDS), *self.arguments.items()]
+
+    @property
     def launches(self) -> list[list[int]]:
-        """Addresses of A, B, C and D: twice the same, then D elsewhere, then all."""
-        named = {name: x for name in "abcd" if (x := getattr(self, name)) is not None}
-        first = {name: _FIRST + i * _APART + named[name].shift for i, name in enumerate("abcd") if name in named}
+        """Addresses of the tensors, 0 for others: twice the same, then D elsewhere, then all."""
+        tensors = [(i, name, x) for i, (name, x) in enumerate(self.operands) if isinstance(x, Tensor)]
+        places = {name: i for i, name, _ in tensors}
+        start = [0] * len(self.operands)
+        for i, _, x in tensors:
+            start[i] = _FIRST + i * _APART + x.shift
+        d = places["d"]
         if self.in_place:
-            first["c"] = first["d"]
+            start[places["c"]] = start[d]
         if self.shares:
-            first["d"] = first[self.shares] + self.d_shift
-        start = [first.get(name, 0) for name in "abcd"]
-        moved = [*start[:3], start[3] + (1 << 30)] if not (self.in_place or self.shares) else start
+            start[d] = start[places[self.shares]] + self.d_shift
+        moved = [x + (1 << 30) * (i == d and not (self.in_place or self.shares)) for i, x in enumerate(start)]
         return [start, start, moved, [x and x + (1 << 31) for x in start]]
 
     def row(self) -> dict[str, Any]:
         """The case as JSON."""
-        fields = ("id", "kernel", "alpha", "beta", "slices", "flags", "stream", "launches")
-        tensors = {name: self._tensor(name, at) for name, at in zip("abcd", self.launches[0], strict=True)}
-        return {name: getattr(self, name) for name in fields} | tensors
+        fields = ("id", "kernel", "alpha", "beta", "slices", "flags", "stream", "expected_rows", "epilogue", "launches")
+        rows = [_row(x, at) for (_, x), at in zip(self.operands, self.launches[0], strict=True)]
+        arguments = [
+            {"name": name, "value": x if isinstance(x, float) else 0.0, "tensor": row}
+            for (name, x), row in zip(self.arguments.items(), rows[len(OPERANDS) :], strict=True)
+        ]
+        tensors = dict(zip(OPERANDS, rows[: len(OPERANDS)], strict=True))
+        return {name: getattr(self, name) for name in fields} | tensors | {"arguments": arguments}
 
-    def _tensor(self, name: str, address: int) -> dict[str, Any] | None:
-        x: Tensor | None = getattr(self, name)
-        if x is None:
-            return None
-        code, bits = DTYPES[x.dtype].dlpack
-        return {"shape": x.shape, "strides": x.steps, "code": code, "bits": bits, "address": address}
-
-    def views(self, addresses: Sequence[int]) -> dict[str, TensorView | None]:
-        """The tensors at some addresses, as Python's calls take them."""
-        tensors = {"a": self.a, "b": self.b, "c": self.c, "out": self.d}
+    def views(self, addresses: Sequence[int]) -> dict[str, TensorView | float]:
+        """The tensors at some addresses, and numbers, as Python's calls take them."""
         return {
-            name: None if x is None else TensorView(at, x.shape, x.steps, x.dtype, 0)
-            for (name, x), at in zip(tensors.items(), addresses, strict=True)
+            {"d": "out"}.get(name, name): TensorView(at, x.shape, x.steps, x.dtype, 0) if isinstance(x, Tensor) else x
+            for (name, x), at in zip(self.operands, addresses, strict=True)
+            if x is not None
         }
+
+
+def _row(x: Tensor | float | None, address: int) -> dict[str, Any] | None:
+    if not isinstance(x, Tensor):
+        return None
+    code, bits = DTYPES[x.dtype].dlpack
+    return {"shape": x.shape, "strides": x.steps, "code": code, "bits": bits, "address": address}
 
 
 def _bf16(*shape: int, shift: int = 0) -> Tensor:
@@ -120,7 +157,8 @@ def _weights(n: int, k: int, dtype: DTypeName = "bf16") -> Tensor:
 
 
 def _plain(name: str, m: int, n: int, k: int, kernel: str = PINGPONG, **others: Any) -> Case:
-    return Case(name, kernel, _bf16(m, k), _weights(n, k), _bf16(m, n), **others)
+    a, b, d = _bf16(m, k), _weights(n, k), _bf16(m, n)
+    return Case(**({"id": name, "kernel": kernel, "a": a, "b": b, "d": d} | others))
 
 
 def _f32(*shape: int) -> Tensor:
@@ -139,6 +177,49 @@ def _split(name: str, m: int, n: int, k: int, slices: int, **others: Any) -> Cas
 
 def _stream(name: str, m: int, n: int, k: int, **others: Any) -> Case:
     return Case(name, STREAM, _bf16(m, k), _weights(n, k), _f32(m, n), c=_f32(m, n), **others)
+
+
+def _s32(*shape: int) -> Tensor:
+    return Tensor("s32", shape)
+
+
+def _grouped(name: str, kernel: str, m: int, n: int, k: int, groups: int, **others: Any) -> Case:
+    """Groups of rows of A, each by its matrix of B, whose K is contiguous."""
+    product = {"a": _bf16(m, k), "b": Tensor("bf16", (groups, n, k)).mT, "d": _bf16(m, n), "offsets": _s32(groups)}
+    return Case(**({"id": name, "kernel": kernel} | product | others))
+
+
+def _blocked(name: str, m: int, n: int, k: int, **others: Any) -> Case:
+    """fp8 with scales of blocks; those of A are contiguous along M."""
+    blocks = -(-k // 128)
+    scales = {"a_scale": Tensor("f32", (blocks, m)).mT, "b_scale": _f32(blocks, -(-n // 128))}
+    return Case(name, BLOCKED, Tensor("e4m3", (m, k)), _weights(n, k, "e4m3"), _bf16(m, n), **(scales | others))
+
+
+def _blocked_groups(name: str, kernel: str, a: tuple[int, ...], n: int, groups: int, **others: Any) -> Case:
+    *outer, m, k = a
+    b, blocks = Tensor("e4m3", (groups, n, k)).mT, -(-k // 128)
+    scales = {"a_scale": Tensor("f32", (*outer, blocks, m)).mT, "b_scale": _f32(groups, blocks, -(-n // 128))}
+    return Case(name, kernel, Tensor("e4m3", a), b, _bf16(*outer, m, n), **(scales | others))
+
+
+def _mx(name: str, kernel: str, a: tuple[int, ...], n: int, *batch: int, **others: Any) -> Case:
+    """e2m1 weights with a scale for each 32 elements along K."""
+    *outer, m, k = a
+    b, scale = Tensor("e2m1", (*batch, n, k)).mT, Tensor("ue8m0", (*batch, k // 32, n))
+    return Case(name, kernel, _bf16(*a), b, _bf16(*outer, m, n), **({"b_scale": scale} | others))
+
+
+def _activation(name: str, m: int, n: int, k: int, **others: Any) -> Case:
+    text, arguments = "d = silu(alpha * acc + bias[n]) * s", {"bias": _bf16(n), "s": 0.25}
+    return _plain(name, m, n, k, ACTIVATION, **({"epilogue": text, "arguments": arguments} | others))
+
+
+def _of_rows(name: str, m: int, n: int, k: int, **others: Any) -> Case:
+    text, arguments = "d = acc * a_scale[m] * b_scale[n]", {"a_scale": _f32(m), "b_scale": _f32(n)}
+    a, b, d = Tensor("e4m3", (m, k)), _weights(n, k, "e4m3"), _bf16(m, n)
+    product = {"a": a, "b": b, "d": d, "flags": FAST_FLAG, "epilogue": text, "arguments": arguments}
+    return Case(**({"id": name, "kernel": OF_ROWS} | product | others))
 
 
 LAUNCHED = (
@@ -211,10 +292,72 @@ LAUNCHED = (
     Case("d behind reversed rows of a", ANY, Tensor("f32", (64, 64), (256, -1)), _f32(64, 32),
          Tensor("f32", (64, 32), (256, 1)), c=_f32(32), beta=1.0, shares="a", d_shift=4),
     Case("no rows", PINGPONG, _bf16(0, 64), _weights(32, 64), _bf16(0, 32)),
+    _grouped("groups", GROUPED, 4096, 1536, 512, 128),
+    _grouped("groups of few rows", GROUPED, 8, 1536, 512, 128),
+    _grouped("one group", GROUPED, 100, 72, 200, 1),
+    _grouped("no groups", GROUPED, 64, 64, 64, 0),
+    _grouped("groups with c", GROUPED_C, 300, 128, 64, 5, c=_bf16(300, 128), beta=1.0),
+    _grouped("groups with alpha of 0", GROUPED, 300, 128, 64, 5, alpha=0.0),
+    _grouped("groups with every second offset", GROUPED, 300, 128, 64, 5, offsets=Tensor("s32", (5,), (2,))),
+    _grouped("groups with biases", GROUPED_BIAS, 300, 128, 64, 5, epilogue="d = acc + bias.bf16[n]",
+             arguments={"bias": _bf16(5, 128)}),
+    _grouped("groups that share a bias", GROUPED_BIAS, 300, 128, 64, 5, epilogue="d = acc + bias[n]",
+             arguments={"bias": _bf16(128)}),
+    _blocked("blocks", 256, 512, 1024),
+    _blocked("blocks that end early", 5, 72, 208, a_scale=_f32(5, 2)),
+    _blocked("blocks of one", 64, 64, 128, alpha=0.5),
+    Case("a batch of blocks that shares b", BLOCKED, Tensor("e4m3", (4, 64, 256)), _weights(128, 256, "e4m3"),
+         _bf16(4, 64, 128), a_scale=_f32(4, 64, 2), b_scale=_f32(2, 1)),
+    Case("a batch of blocks", BLOCKED, Tensor("e4m3", (4, 64, 256)), Tensor("e4m3", (4, 128, 256)).mT,
+         _bf16(4, 64, 128), a_scale=_f32(4, 64, 2), b_scale=_f32(4, 2, 1)),
+    _blocked_groups("groups of blocks", BLOCKED_GROUPS, (700, 512), 384, 6, offsets=_s32(6)),
+    _blocked_groups("masked groups", BLOCKED_MASKS, (6, 128, 512), 384, 6, counts=_s32(6)),
+    _blocked_groups("masked groups with an expected size", BLOCKED_MASKS, (6, 128, 512), 384, 6, counts=_s32(6),
+                    expected_rows=20),
+    _mx("e2m1", MX, (48, 256), 128),
+    _mx("a batch that shares e2m1", MX, (3, 48, 256), 128),
+    _mx("a batch of e2m1", MX, (3, 48, 256), 128, 3),
+    _mx("groups of e2m1", MX_GROUPS, (64, 2880), 5760, 128, offsets=_s32(128)),
+    _mx("masked groups of e2m1", MX_MASKS, (4, 32, 256), 128, 4, counts=_s32(4)),
+    _activation("an activation", 100, 72, 200, alpha=0.5),
+    _activation("a scalar in memory", 64, 32, 64, arguments={"bias": _bf16(32), "s": _f32(1)}),
+    _activation("a bias of a batch that shares b", 64, 32, 64, a=_bf16(6, 64, 64), d=_bf16(6, 64, 32)),
+    Case("a value for each matrix", RESIDUAL, _bf16(6, 96, 128), _weights(64, 128), _bf16(6, 96, 64),
+         c=_bf16(6, 96, 64), epilogue="h = acc * t[batch]; d = h + relu(c)", arguments={"t": _f32(6)}),
+    _of_rows("scales of rows and columns", 100, 128, 512),
+    _of_rows("scales of rows of a batch that shares b", 64, 128, 512, a=Tensor("e4m3", (3, 64, 512)),
+             d=_bf16(3, 64, 128), arguments={"a_scale": _f32(3, 64), "b_scale": _f32(128)}),
+    _of_rows("scales of rows that a batch shares", 64, 128, 512, a=Tensor("e4m3", (3, 64, 512)),
+             d=_bf16(3, 64, 128)),
 )  # fmt: skip
 """Products that both launch."""
 
 REFUSED = (
+    _grouped("offsets and counts", GROUPED, 64, 64, 64, 4, counts=_s32(4)),
+    _grouped("offsets of f32", GROUPED, 64, 64, 64, 4, offsets=_f32(4)),
+    _grouped("fewer offsets than groups", GROUPED, 64, 64, 64, 4, offsets=_s32(3)),
+    _grouped("groups for a kernel without", PINGPONG, 64, 64, 64, 4),
+    _grouped("a kernel for groups transposed", GROUPED, 64, 64, 64, 4, d=_bf16(64, 64).mT),
+    _grouped("expected rows without counts", GROUPED, 64, 64, 64, 4, expected_rows=8),
+    _blocked("no scales of blocks", 64, 64, 128, a_scale=None, b_scale=None),
+    _blocked("scales of a alone", 64, 256, 256, b_scale=None),
+    _blocked("scales of another shape", 64, 64, 128, b_scale=_f32(2, 1)),
+    _blocked("scales of bf16", 64, 256, 256, a_scale=_bf16(64, 2), b_scale=_bf16(2, 2)),
+    _mx("e2m1 without scales", MX, (48, 256), 128, b_scale=None),
+    _mx("scales of e2m1 in f32", MX, (48, 256), 128, b_scale=_f32(8, 128)),
+    _mx("scales of e2m1 along k", MX, (48, 256), 128, b_scale=Tensor("ue8m0", (128, 8)).mT),
+    _activation("another epilogue", 64, 32, 64, epilogue="d = relu(alpha * acc + bias[n]) * s"),
+    _activation("a bias of another size", 64, 32, 64, arguments={"bias": _bf16(64), "s": 1.0}),
+    _activation("a missing bias", 64, 32, 64, arguments={"s": 1.0}),
+    _activation("an argument too many", 64, 32, 64, arguments={"bias": _bf16(32), "s": 1.0, "t": 1.0}),
+    _activation("a number for a vector", 64, 32, 64, arguments={"bias": 1.0, "s": 1.0}),
+    _activation("a vector for a number", 64, 32, 64, arguments={"bias": _bf16(32), "s": _f32(2)}),
+    _activation("a number beyond f32", 64, 32, 64, arguments={"bias": _bf16(32), "s": 1e39}),
+    _activation("another type of bias", 64, 32, 64, arguments={"bias": _f32(32), "s": 1.0}),
+    _activation("c that the epilogue does not read", 64, 32, 64, c=_bf16(64, 32)),
+    _activation("beta that the epilogue does not read", 64, 32, 64, beta=0.5),
+    _of_rows("alpha that the epilogue does not read", 64, 128, 512, alpha=0.5),
+    _activation("d in the bias", 64, 32, 64, shares="bias", d_shift=16),
     Case("k differs", PINGPONG, _bf16(64, 64), _weights(32, 128), _bf16(64, 32)),
     Case("another shape of d", PINGPONG, _bf16(64, 64), _weights(32, 64), _bf16(32, 64)),
     Case("batches differ", PINGPONG, _bf16(2, 64, 64), Tensor("bf16", (3, 32, 64)).mT, _bf16(3, 64, 32)),
@@ -248,6 +391,16 @@ UNALIGNED = (
 )
 """Products that Python launches after it has copied operands into aligned memory; libgemmill refuses them."""
 
+_PAIRS = "d = silu(gate8) * up8"
+ONLY_IN_PYTHON = {
+    "gate and up": _plain("pairs", 64, 32, 64, epilogue=_PAIRS),
+    "r[m, n]": _plain("a matrix", 64, 32, 64, epilogue="d = acc + r[m, n]", arguments={"r": _bf16(64, 32)}),
+    "writes s": _plain("an output", 64, 32, 64, epilogue="s[m] = max(acc); d = acc", arguments={"s": _f32(64)}),
+    "groups along K": Case("along K", GROUPED, _bf16(64, 64), _bf16(64, 32), _bf16(4, 64, 32), offsets=_s32(4)),
+    "upconverts only e2m1": Case("s8 weights", PINGPONG, _bf16(64, 64), _weights(32, 64, "s8"), _bf16(64, 32)),
+    "alpha is 0": _activation("alpha is 0", 64, 32, 64, alpha=0.0),
+}
+"""Products that Python launches and libgemmill refuses, by words of its message."""
 
 _BF16 = "bf16 k none bf16 k none f32 0 none none bf16 {} general stored strided linear"
 CHOICES: dict[str, Any] = {

@@ -21,7 +21,7 @@ int main(int, char** arguments) {
   json chosen = json::array();
   for (const json& row : content["cases"]) {
     try {
-      const auto& kernel = choices.choose({row["word"], row["extents"], row["aligns"]}, "cases.pack");
+      const auto& kernel = choices.choose({row["word"], row["extents"], row["aligns"], row["values"]}, "cases.pack");
       chosen.push_back({{"kernel", kernel.name}, {"slices", kernel.slices}, {"swap_ab", kernel.swap_ab}});
     } catch (const gemmill::Error&) {
       chosen.push_back(nullptr);

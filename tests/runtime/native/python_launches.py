@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 from tests.runtime.native import cases
 from tests.runtime.native.cases import FAST_FLAG, TF32_FLAG, Case
 
-from gemmill import GemmillError, Registry, matmul
+from gemmill import GemmillError, Registry, grouped_matmul, matmul
 from gemmill.library.errors import ConfigError, PackError, UnsupportedProblemError
 
 _STATUSES: tuple[tuple[type[GemmillError], int], ...] = (
@@ -30,17 +31,21 @@ def run(case: Case, registry: Registry) -> None:
     write({"case": case.id})
     try:
         for addresses in case.launches:
-            matmul(
-                **case.views(addresses),  # type: ignore[arg-type]
-                alpha=case.alpha,
-                beta=case.beta,
-                kernel=case.kernel or None,
-                slices=case.slices or None,
-                tf32=bool(case.flags & TF32_FLAG),
-                fast_accumulation=bool(case.flags & FAST_FLAG),
-                stream=case.stream,
-                registry=registry,
-            )
+            options: dict[str, Any] = {
+                "alpha": case.alpha,
+                "beta": case.beta,
+                "kernel": case.kernel or None,
+                "tf32": bool(case.flags & TF32_FLAG),
+                "fast_accumulation": bool(case.flags & FAST_FLAG),
+                "epilogue": case.epilogue or None,
+                "stream": case.stream,
+                "registry": registry,
+            }
+            if case.offsets or case.counts or case.expected_rows:
+                call, options = grouped_matmul, options | {"expected_rows": case.expected_rows or None}
+            else:
+                call, options = matmul, options | {"slices": case.slices or None}
+            call(**case.views(addresses), **options)
     except GemmillError as error:
         write({"status": next(status for kind, status in _STATUSES if isinstance(error, kind)), "message": str(error)})
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.native.cases import LAUNCHED, PINGPONG, REFUSED, UNALIGNED, table
+from tests.runtime.native.cases import LAUNCHED, ONLY_IN_PYTHON, PINGPONG, REFUSED, UNALIGNED, table
 
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.pack import write_pack
@@ -68,7 +68,7 @@ def test_launches_are_those_of_python_to_the_byte(
         records = of_python[case.id]
         assert ours[case.id] == records, case.id
         launches = [x for x in records if "launch" in x]
-        assert len(launches) >= (0 if 0 in case.d.shape else 4), case.id
+        assert len(launches) >= (0 if 0 in (*case.d.shape, *case.b.shape[:-2]) else 4), case.id
         assert all("status" not in x for x in records), case.id
 
 
@@ -88,6 +88,13 @@ def test_copies_of_unaligned_operands_are_refused(programs: Path, pack: Path, tm
     for case, (error,) in of_c(programs, pack, tmp_path, UNALIGNED, "plan").items():
         assert error["status"] == UNSUPPORTED, case
         assert "does not copy operands" in error["message"]
+
+
+def test_what_only_python_supports_is_named(programs: Path, pack: Path, tmp_path: Path) -> None:
+    records = of_c(programs, pack, tmp_path, [*ONLY_IN_PYTHON.values()], "plan")
+    for words, case in ONLY_IN_PYTHON.items():
+        (error,) = records[case.id]
+        assert (error["status"], words in error["message"]) == (UNSUPPORTED, True), error
 
 
 @pytest.mark.parametrize("name", ["split-K", "stream-K"])
