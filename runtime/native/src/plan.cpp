@@ -87,8 +87,10 @@ void append_tensor(std::string& key, const DLTensor* tensor) {
   if (tensor->strides != nullptr) key.append(reinterpret_cast<const char*>(tensor->strides), rank * sizeof(int64_t));
 }
 
-std::string key_of(const gemmill_gemm& gemm) {
-  std::string key;
+/// Everything that a plan depends on. The text lives until the thread's next call, so that a warm call needs no memory.
+const std::string& key_of(const gemmill_gemm& gemm) {
+  thread_local std::string key;
+  key.clear();
   for (const DLTensor* tensor : tensors_of(gemm)) append_tensor(key, tensor);
   append(key, gemm.alpha);
   append(key, gemm.beta);
@@ -170,7 +172,7 @@ Addresses addresses_of(const gemmill_gemm& gemm) {
 }
 
 std::shared_ptr<Plan> PlanCache::find(const Pack& pack, const gemmill_gemm& gemm) {
-  const std::string key = key_of(gemm);
+  const std::string& key = key_of(gemm);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (const auto found = plans_.find(key); found != plans_.end()) return found->second;
   auto plan = std::make_shared<Plan>(make_plan(pack, gemm));

@@ -43,7 +43,8 @@ struct Runs {
 Runs runs_of(const Tensor& tensor, uint64_t address) {
   const uint64_t element = tensor.element_bytes();
   std::vector<std::tuple<uint64_t, uint64_t, bool>> axes;
-  for (const auto& [step, extent] : tensor.byte_extents()) {
+  for (size_t i = 0; i < tensor.shape.size(); ++i) {
+    const auto [step, extent] = tensor.byte_extent(i);
     if (extent > 1) axes.emplace_back(std::llabs(step), extent, step < 0);
   }
   std::sort(axes.begin(), axes.end());
@@ -71,20 +72,16 @@ bool Tensor::is_empty() const { return std::find(shape.begin(), shape.end(), 0) 
 
 uint64_t Tensor::element_bytes() const { return static_cast<uint64_t>(std::max(dtype->bits / 8, 1)); }
 
-std::vector<std::pair<int64_t, int64_t>> Tensor::byte_extents() const {
-  std::vector<std::pair<int64_t, int64_t>> extents;
-  for (size_t i = 0; i < shape.size(); ++i) {
-    const bool is_packed = dtype->bits < 8 && strides[i] == 1;
-    extents.emplace_back(is_packed ? 1 : strides[i] * dtype->bits / 8,
-                         is_packed ? (shape[i] * dtype->bits + 7) / 8 : shape[i]);
-  }
-  return extents;
+std::pair<int64_t, int64_t> Tensor::byte_extent(size_t i) const {
+  const bool is_packed = dtype->bits < 8 && strides[i] == 1;
+  return {is_packed ? 1 : strides[i] * dtype->bits / 8, is_packed ? (shape[i] * dtype->bits + 7) / 8 : shape[i]};
 }
 
 std::pair<uint64_t, uint64_t> Tensor::reach() const {
   uint64_t before = 0;
   uint64_t behind = element_bytes();
-  for (const auto& [step, extent] : byte_extents()) {
+  for (size_t i = 0; i < shape.size(); ++i) {
+    const auto [step, extent] = byte_extent(i);
     const Wide last = static_cast<Wide>(std::max<int64_t>(extent - 1, 0)) * std::llabs(step);
     const uint64_t bytes = last > kFarthest ? kFarthest : static_cast<uint64_t>(last);
     uint64_t& side = step < 0 ? before : behind;

@@ -41,9 +41,9 @@ struct Tensor {
   int device;
 
   bool is_empty() const;
-  /// Bytes from one element to the next along each extent, extents, and the bytes of an element. Two elements of 4 bits
-  /// are one here.
-  std::vector<std::pair<int64_t, int64_t>> byte_extents() const;
+  /// Bytes from one element to the next along an extent, and how many. Elements of 4 bits are bytes along K.
+  std::pair<int64_t, int64_t> byte_extent(size_t i) const;
+  /// Bytes of an element; 1 for those of 4 bits.
   uint64_t element_bytes() const;
   /// Bytes that it spans before its address, and from there on.
   std::pair<uint64_t, uint64_t> reach() const;

@@ -131,7 +131,7 @@ class Case:
         tensors = dict(zip(OPERANDS, rows[: len(OPERANDS)], strict=True))
         return {name: getattr(self, name) for name in fields} | tensors | {"arguments": arguments}
 
-    def views(self, addresses: Sequence[int]) -> dict[str, TensorView | float]:
+    def views(self, addresses: Sequence[int]) -> dict[str, Any]:
         """The tensors at some addresses, and numbers, as Python's calls take them."""
         return {
             {"d": "out"}.get(name, name): TensorView(at, x.shape, x.steps, x.dtype, 0) if isinstance(x, Tensor) else x
@@ -157,8 +157,8 @@ def _weights(n: int, k: int, dtype: DTypeName = "bf16") -> Tensor:
 
 
 def _plain(name: str, m: int, n: int, k: int, kernel: str = PINGPONG, **others: Any) -> Case:
-    a, b, d = _bf16(m, k), _weights(n, k), _bf16(m, n)
-    return Case(**({"id": name, "kernel": kernel, "a": a, "b": b, "d": d} | others))
+    product: dict[str, Any] = {"a": _bf16(m, k), "b": _weights(n, k), "d": _bf16(m, n)}
+    return Case(name, kernel, **(product | others))
 
 
 def _f32(*shape: int) -> Tensor:
@@ -185,8 +185,9 @@ def _s32(*shape: int) -> Tensor:
 
 def _grouped(name: str, kernel: str, m: int, n: int, k: int, groups: int, **others: Any) -> Case:
     """Groups of rows of A, each by its matrix of B, whose K is contiguous."""
-    product = {"a": _bf16(m, k), "b": Tensor("bf16", (groups, n, k)).mT, "d": _bf16(m, n), "offsets": _s32(groups)}
-    return Case(**({"id": name, "kernel": kernel} | product | others))
+    b = Tensor("bf16", (groups, n, k)).mT
+    product: dict[str, Any] = {"a": _bf16(m, k), "b": b, "d": _bf16(m, n), "offsets": _s32(groups)}
+    return Case(name, kernel, **(product | others))
 
 
 def _blocked(name: str, m: int, n: int, k: int, **others: Any) -> Case:
@@ -218,8 +219,8 @@ def _activation(name: str, m: int, n: int, k: int, **others: Any) -> Case:
 def _of_rows(name: str, m: int, n: int, k: int, **others: Any) -> Case:
     text, arguments = "d = acc * a_scale[m] * b_scale[n]", {"a_scale": _f32(m), "b_scale": _f32(n)}
     a, b, d = Tensor("e4m3", (m, k)), _weights(n, k, "e4m3"), _bf16(m, n)
-    product = {"a": a, "b": b, "d": d, "flags": FAST_FLAG, "epilogue": text, "arguments": arguments}
-    return Case(**({"id": name, "kernel": OF_ROWS} | product | others))
+    product: dict[str, Any] = {"a": a, "b": b, "d": d, "epilogue": text, "arguments": arguments}
+    return Case(name, OF_ROWS, flags=FAST_FLAG, **(product | others))
 
 
 LAUNCHED = (

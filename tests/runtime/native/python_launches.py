@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from tests.runtime.native import cases
@@ -41,10 +42,11 @@ def run(case: Case, registry: Registry) -> None:
                 "stream": case.stream,
                 "registry": registry,
             }
+            call: Callable[..., Any] = matmul
             if case.offsets or case.counts or case.expected_rows:
                 call, options = grouped_matmul, options | {"expected_rows": case.expected_rows or None}
             else:
-                call, options = matmul, options | {"slices": case.slices or None}
+                options |= {"slices": case.slices or None}
             call(**case.views(addresses), **options)
     except GemmillError as error:
         write({"status": next(status for kind, status in _STATUSES if isinstance(error, kind)), "message": str(error)})
