@@ -65,7 +65,9 @@ refused("", lambda: torch.ops.gemmill.mm(a, b, options="tf32=True;bits='k16'"))
 refused("", lambda: torch.ops.gemmill.mm(a, b))
 refused("/a.pack,/b.pack", lambda: torch.ops.gemmill.mm(a, b))
 refused("/absent.pack", lambda: torch.ops.gemmill.bmm(a, b))
+refused("", lambda: torch.ops.gemmill.grouped_mm(a, b, a, rows=a))
 refused(sys.argv[2], lambda: torch.ops.gemmill.addmm(b, a, b))
+refused(sys.argv[2], lambda: torch.ops.gemmill.epilogue("d = acc + x * v[n]", a, b, [a], ["v", "x"], numbers=[2.0]))
 """
 
 
@@ -75,15 +77,17 @@ def test_operators_are_those_of_python_and_name_what_they_refuse(prefix: Path) -
     import gemmill.torch  # noqa: F401
 
     lines = run(sys.executable, "-c", WITHOUT_GEMMILL, prefix / "lib" / "libgemmill_torch.so", PACK).splitlines()
-    *schemas, option, unset, several, absent, host = lines
+    *schemas, option, unset, several, absent, rows, host, vector = lines
     names = sorted(schema.partition("(")[0].removeprefix("gemmill::") for schema in schemas)
-    assert names == ["addmm", "baddbmm", "bmm", "mm"]
+    assert names == ["addmm", "baddbmm", "bmm", "epilogue", "grouped_mm", "mm", "scaled_mm"]
     assert sorted(schemas) == [str(getattr(torch.ops.gemmill, name).default._schema) for name in names]
     assert option.startswith("gemmill::mm: the option bits='k16' needs Python;")
     assert unset.startswith("gemmill::mm: GEMMILL_PACKS is not set: ")
     assert several.startswith("gemmill::mm: GEMMILL_PACKS is /a.pack,/b.pack; ")
     assert absent.startswith("gemmill::bmm: /absent.pack: ")
+    assert rows.startswith("gemmill::grouped_mm: rows needs Python")
     assert host == "gemmill::addmm: a is not in GPU memory: move it to the GPU"
+    assert vector == "gemmill::epilogue: a is not in GPU memory: move it to the GPU"
 
 
 @pytest.mark.heavy

@@ -30,10 +30,12 @@ Options read_options(const std::string& text) {
       options.kernel = unquoted(value);
     } else if (name == "slices") {
       options.slices = std::atoi(value.c_str());
+    } else if (name == "expected_rows") {
+      options.expected_rows = std::atoll(value.c_str());
     } else if (value != "False" && name != "deterministic") {  // sums of products are always deterministic
       throw std::runtime_error("the option " + part +
-                               " needs Python; libgemmill supports tf32, fast_accumulation, kernel and slices: "
-                               "compile the model without " + name);
+                               " needs Python; libgemmill supports tf32, fast_accumulation, kernel, slices and "
+                               "expected_rows: compile the model without " + name);
     }
   }
   return options;

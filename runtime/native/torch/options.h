@@ -10,6 +10,7 @@ namespace gemmill_torch {
 struct Options {
   uint32_t flags = 0;
   int32_t slices = 0;
+  int64_t expected_rows = 0;
   /// Empty: the kernel that the pack's choice table picks.
   std::string kernel;
 };

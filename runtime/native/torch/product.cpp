@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <array>
 #include <stdexcept>
 #include <vector>
 
@@ -64,13 +63,14 @@ DLTensor view(const Tensor& tensor, const char* argument) {
           0};
 }
 
-/// The shape of a @ b. libgemmill checks whether K is the same, and broadcasts batch extents.
-std::vector<int64_t> shape_of_d(const Tensor& a, const Tensor& b) {
+/// The shape of D. libgemmill checks whether the operands fit each other.
+std::vector<int64_t> shape_of_d(const Tensor& a, const Tensor& b, bool has_groups) {
   if (a.dim() < 2 || b.dim() < 2) throw std::runtime_error("a and b must be matrices or batches of matrices");
-  const Tensor& longer = a.dim() < b.dim() ? b : a;
-  const Tensor& shorter = a.dim() < b.dim() ? a : b;
+  const bool is_like_a = has_groups || a.dim() >= b.dim();
+  const Tensor& longer = is_like_a ? a : b;
+  const Tensor& shorter = is_like_a ? b : a;
   std::vector<int64_t> shape(longer.sizes().begin(), longer.sizes().end());
-  for (int64_t from_end = 3; from_end <= shorter.dim(); ++from_end) {
+  for (int64_t from_end = 3; !has_groups && from_end <= shorter.dim(); ++from_end) {
     int64_t& extent = shape[shape.size() - from_end];
     if (extent == 1) extent = shorter.size(shorter.dim() - from_end);
   }
@@ -85,39 +85,63 @@ void* current_stream(const Tensor& tensor) {
   return stream;
 }
 
-Tensor launched(const Tensor& a, const Tensor& b, const Tensor* c, double alpha, double beta,
-                std::optional<ScalarType> out_dtype, const std::string& text) {
-  const Options options = read_options(text);
+/// The member of gemmill_gemm for an operand besides A, B and D; NULL: it is an argument of the epilogue.
+const DLTensor** member(gemmill_gemm& gemm, const std::string& name) {
+  if (name == "c") return &gemm.c;
+  if (name == "a_scale") return &gemm.a_scale;
+  if (name == "b_scale") return &gemm.b_scale;
+  if (name == "offsets") return &gemm.offsets;
+  if (name == "counts") return &gemm.counts;
+  return nullptr;
+}
+
+Tensor launched(const Product& product) {
+  const Options options = read_options(product.options);
   gemmill_pack* const pack = the_pack();
-  const DLTensor of_a = view(a, "a");
-  const DLTensor of_b = view(b, "b");
-  const ScalarType default_dtype = dtype_of(of_a.dtype.bits < of_b.dtype.bits ? b : a, "a").output;
-  const Tensor d = torch::stable::new_empty(a, shape_of_d(a, b), out_dtype.value_or(default_dtype));
-  const DLTensor of_d = view(d, "d");
-  DLTensor of_c{};
-  if (c != nullptr) of_c = view(*c, "c");
+  const DLTensor of_a = view(product.a, "a");
+  const DLTensor of_b = view(product.b, "b");
   gemmill_gemm gemm{};
+  std::vector<DLTensor> views;
+  views.reserve(product.tensors.size());  // pointers to its elements stay valid
+  std::vector<gemmill_argument> arguments;
+  for (const auto& [name, tensor] : product.tensors) {
+    views.push_back(view(tensor, name.c_str()));
+    const DLTensor** place = member(gemm, name);
+    if (place == nullptr) {
+      arguments.push_back({name.c_str(), &views.back(), 0});
+    } else {
+      *place = &views.back();
+    }
+  }
+  for (const auto& [name, value] : product.numbers) arguments.push_back({name.c_str(), nullptr, value});
+  const bool has_groups = gemm.offsets != nullptr || gemm.counts != nullptr;
+  const ScalarType default_dtype = dtype_of(of_a.dtype.bits < of_b.dtype.bits ? product.b : product.a, "a").output;
+  const Tensor d = torch::stable::new_empty(product.a, shape_of_d(product.a, product.b, has_groups),
+                                            product.out_dtype.value_or(default_dtype));
+  const DLTensor of_d = view(d, "d");
   gemm.a = &of_a;
   gemm.b = &of_b;
-  gemm.c = c == nullptr ? nullptr : &of_c;
   gemm.d = &of_d;
-  gemm.alpha = alpha;
-  gemm.beta = beta;
+  gemm.alpha = product.alpha;
+  gemm.beta = product.beta.value_or(gemm.c != nullptr && product.expression.empty() ? 1 : 0);
   gemm.flags = options.flags;
   gemm.slices = options.slices;
   gemm.kernel = options.kernel.empty() ? nullptr : options.kernel.c_str();
-  if (gemmill_matmul(pack, &gemm, current_stream(a)) != GEMMILL_OK) throw std::runtime_error(gemmill_last_error());
+  gemm.expected_rows = options.expected_rows;
+  gemm.epilogue = product.expression.empty() ? nullptr : product.expression.c_str();
+  gemm.arguments = arguments.data();
+  gemm.argument_count = arguments.size();
+  if (gemmill_matmul(pack, &gemm, current_stream(product.a)) != GEMMILL_OK) throw std::runtime_error(gemmill_last_error());
   return d;
 }
 
 }  // namespace
 
-Tensor multiply(const char* name, const Tensor& a, const Tensor& b, const Tensor* c, double alpha, double beta,
-                std::optional<ScalarType> out_dtype, const std::string& options) {
+Tensor multiply(const Product& product) {
   try {
-    return launched(a, b, c, alpha, beta, out_dtype, options);
+    return launched(product);
   } catch (const std::exception& error) {
-    throw std::runtime_error(std::string("gemmill::") + name + ": " + error.what());
+    throw std::runtime_error(std::string("gemmill::") + product.name + ": " + error.what());
   }
 }
 
