@@ -222,7 +222,8 @@ def places(store: Path | None) -> Iterator[Finding]:
 
 def _store(path: Path | None) -> Finding:
     stats = (store := Store(path)).stats()
-    detail = f"{stats.path}: {stats.entries} kernels, {stats.bytes:,} of at most {stats.max_bytes:,} bytes"
+    size = f"{stats.bytes:,} of at most {stats.max_bytes:,} bytes"
+    detail = f"{stats.path}: {stats.entries} kernels and {stats.packs} packs, {size}"
     existing = next(folder for folder in (store.path, *store.path.parents) if os.path.lexists(folder))
     if fault := _fault(existing, STORE_BYTES):
         advice = f"{fault}, so compiled kernels are not kept; set GEMMILL_STORE to another folder"

@@ -27,6 +27,8 @@ _SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55\n# gemmill: compiled 
 _TEXT = _SIGNATURE + b", made again where they are missing. `gemmill store` looks into this folder.\n"
 ENTRIES = re.compile(r"(?P<folder>[0-9a-f]{2})/(?P=folder)[0-9a-f]{62}\.gemmill")
 """Compiled kernels, by folder and name."""
+PACKS = re.compile(r"packs/[0-9a-f]{64}\.pack")
+"""Packs from registries."""
 ENTRY_FOLDERS = tuple(f"{number:02x}" for number in range(256))
 """Folders of compiled kernels. A kernel's folder is the first byte of a digest, so all hold about as many."""
 NOTES = re.compile(

@@ -25,7 +25,7 @@ from gemmill.library.files import open_regular, read_regular
 from gemmill.runtime.settings import Settings
 from gemmill.runtime.storage import file_locks
 from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact
-from gemmill.runtime.storage.folder import ENTRIES, ENTRY_FOLDERS, NOTES, StoreFolder, default_path
+from gemmill.runtime.storage.folder import ENTRIES, ENTRY_FOLDERS, NOTES, PACKS, StoreFile, StoreFolder, default_path
 
 DEFAULT_MAX_BYTES = 4 << 30
 """Size limit unless ``GEMMILL_STORE_BYTES`` is set: some hundred thousand kernels."""
@@ -38,7 +38,7 @@ Notes = Literal["autotuned", "declared", "headers", "indexes", "keys", "packs", 
 - ``headers``: digests of headers (runtime/compile/headers.py).
 - ``indexes``: the newest index of packs (trust/signed_packs.py).
 - ``keys``: keys of kernels by name (runtime/compile/kernel_keys.py).
-- ``packs``: packs from registries, which the size limit does not count (oci/artifacts.py).
+- ``packs``: packs from registries, which count as entries to the size limit (oci/artifacts.py).
 - ``remote``: keys of kernels from a remote (remote/protocol.py).
 - ``tables``: tables of candidate kernels (runtime/select/kernels/kept_tables.py).
 - ``verified``: verified kernels of packs (pack.py).
@@ -71,7 +71,11 @@ class StoreStats:
 
     path: Path
     entries: int
+    """Number of kernels."""
+    packs: int
+    """Number of packs from registries."""
     bytes: int
+    """Bytes of both."""
     max_bytes: int
 
 
@@ -80,8 +84,8 @@ class Store:
 
     Args:
         path: the folder, created at the first write; by default ``GEMMILL_STORE``, or the user's cache directory.
-        max_bytes: size limit; the least recently used entries are evicted. Each folder of entries, or group of them,
-            has its share of the limit. By default ``GEMMILL_STORE_BYTES``, or 4 GiB.
+        max_bytes: size limit; the least recently used kernels and packs are evicted. Each folder of kernels, or group
+            of them, has its share of the limit. By default ``GEMMILL_STORE_BYTES``, or 4 GiB.
     """
 
     def __init__(self, path: Path | str | None = None, max_bytes: int | None = None) -> None:
@@ -193,6 +197,14 @@ class Store:
             error.filename = str(self.path / kind / name)
             raise
 
+    def make_room_for(self, digest: str) -> None:
+        """Evict the least recently used entries beyond the limit, except the pack of this digest, which was just
+        written; the first failure gives a warning."""
+        try:
+            self._prune(digest, self._report)
+        except OSError as error:
+            self._report(error, self.path)
+
     def report(self, problem: str) -> None:
         """Warn that nothing is written to the store, the first time."""
         if self.problem is None:
@@ -220,9 +232,10 @@ class Store:
         return Artifact.from_bytes(read_regular(entry.path, MAX_BYTES, private=True), entry.key)
 
     def stats(self) -> StoreStats:
-        """Return the number and the size of the entries."""
-        entries = self.list()
-        return StoreStats(self.path, len(entries), sum(entry.bytes for entry in entries), self.max_bytes)
+        """Return the numbers and the size of the kernels and packs."""
+        entries, packs = self.list(), [*self._packs(self._warn_of)]
+        size = sum(entry.bytes for entry in (*entries, *packs))
+        return StoreStats(self.path, len(entries), len(packs), size, self.max_bytes)
 
     def verify(self) -> dict[Path, str]:
         """Read and verify every entry. Return the fault of each damaged one; empty if the store is sound."""
@@ -259,7 +272,7 @@ class Store:
         """Remove the files of killed writers and, if the limit is exceeded, the least recently used entries.
 
         Returns:
-            The number of entries removed.
+            The number of kernels and packs removed.
 
         Raises:
             StoreError, OSError: as for :meth:`clear`.
@@ -288,32 +301,37 @@ class Store:
         return ENTRY_FOLDERS[first : first + count] if count < len(ENTRY_FOLDERS) else None
 
     def _prune(self, keep: str, on_error: _OnError, folders: Sequence[str] | None = None) -> int:
-        """Remove the entries of some folders, or of all, beyond their share of the limit, except the one of a key."""
+        """Remove the entries of some folders, or of all, beyond their share of the limit, except the one of a key. Each
+        folder has an equal part of every pack."""
         self._folder.sweep(on_error, folders)
-        entries = self._entries(on_error, folders)
-        total = sum(entry.bytes for entry in entries)
-        share = self.max_bytes if folders is None else self.max_bytes * len(folders) // len(ENTRY_FOLDERS)
+        part = 1 if folders is None else len(folders) / len(ENTRY_FOLDERS)
+        sizes = {entry: float(entry.bytes) for entry in self._entries(on_error, folders)}
+        sizes |= {pack: pack.bytes * part for pack in self._packs(on_error)}
+        total = sum(sizes.values())
         removed = 0
-        for entry in entries:
-            if total <= share:
+        for entry in sorted(sizes, key=_by_use):
+            if total <= self.max_bytes * part:
                 break
             if entry.key != keep and self._remove(entry.path, on_error):
                 removed += 1
-                total -= entry.bytes
+                total -= sizes[entry]
+                if entry.path.parent.name == "packs":  # its readers need the signature until it is gone
+                    self._remove(entry.path.with_name(f"{entry.path.name}.sig"), on_error)
         return removed
 
     def _entries(self, on_error: _OnError, folders: Sequence[str] | None = None) -> tuple[Entry, ...]:
-        latest = time.time() + _AHEAD_SECONDS
-        entries = [
-            Entry(
-                key=file.name.removesuffix(_SUFFIX),
-                path=self.path / file.folder / file.name,
-                bytes=file.status.st_size,
-                used=used if 0 <= (used := file.status.st_mtime) <= latest else 0.0,
-            )
-            for file in self._folder.find(ENTRIES, on_error, folders)
-        ]
-        return tuple(sorted(entries, key=lambda entry: (entry.used, entry.key)))
+        """Return the kernels in some folders, or in all, the least recently used first."""
+        return tuple(sorted(map(self._entry, self._folder.find(ENTRIES, on_error, folders)), key=_by_use))
+
+    def _packs(self, on_error: _OnError) -> Iterator[Entry]:
+        """Yield the packs from registries."""
+        with suppress(FileNotFoundError, NotADirectoryError):  # nothing was written yet
+            yield from map(self._entry, self._folder.find(PACKS, on_error, ("packs",)))
+
+    def _entry(self, file: StoreFile) -> Entry:
+        used, latest = file.status.st_mtime, time.time() + _AHEAD_SECONDS
+        path = self.path / file.folder / file.name
+        return Entry(path.stem, path, file.status.st_size, used if 0 <= used <= latest else 0.0)
 
     def _remove(self, path: Path, on_error: _OnError) -> bool:
         """Remove a file; return whether it is gone."""
@@ -346,6 +364,11 @@ class Store:
 
     def _file(self, key: str) -> Path:
         return self.path / key[:2] / f"{key}{_SUFFIX}"
+
+
+def _by_use(entry: Entry) -> tuple[float, str]:
+    """Sort the least recently used first."""
+    return entry.used, entry.key
 
 
 def _warn(message: str) -> None:

@@ -1,9 +1,9 @@
 """Packs as artifacts of registries: pushed, and pulled into the store, where they are files named by their digest.
 
 A pulled pack is ``packs/DIGEST.pack`` of the store, with its signature beside it. It appears as a whole, after its
-digest was checked, and its signature before it. A reference by digest needs no network once it is there. A tag is
-looked up once in a process; where the registry cannot be reached, the pack that the store last had for this tag is
-used, with a warning.
+digest was checked, and its signature before it. It counts to the size limit of the store, which evicts the least
+recently used packs too. A reference by digest needs no network while it is there. A tag is looked up once in a process;
+where the registry cannot be reached, the pack that the store last had for this tag is used, with a warning.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -123,9 +124,15 @@ def open_artifact(reference: Reference, place: Path | None, trusted: TrustedKeys
 
 
 def _opened(path: Path, store: Store, trusted: TrustedKeys | None) -> Pack:
-    """Open a pack of the store; OSError where it is not there, or another user may have written it."""
-    open_regular(path, private=True).close()
-    return Pack.open(path, store.path, trusted)
+    """Open a pack of the store, and record the use; OSError where it is not there, or another user may have written
+    it."""
+    with open_regular(path, private=True) as file, suppress(OSError):
+        os.utime(file.fileno())
+    try:
+        return Pack.open(path, store.path, trusted)
+    except TrustError:
+        path.stat()  # OSError if another process has evicted it, and then its signature
+        raise
 
 
 def _pull(reference: Reference, path: Path, store: Store, trusted: TrustedKeys | None) -> None:
@@ -133,6 +140,9 @@ def _pull(reference: Reference, path: Path, store: Store, trusted: TrustedKeys |
     assert reference.digest is not None
     repository = Repository(reference)
     manifest = PackManifest.from_bytes(repository.manifest(reference.digest))
+    if manifest.pack.bytes > store.max_bytes:
+        limit = f"more than the store's limit of {store.max_bytes:,}; raise GEMMILL_STORE_BYTES"
+        raise PackError(f"the pack has {manifest.pack.bytes:,} bytes, {limit}")
     if (signature := manifest.signature) is not None:
         sealed = with_retries(lambda: b"".join(repository.blob(signature)))
         open_sealed(sealed, PACK, trusted)
@@ -149,6 +159,7 @@ def _pull(reference: Reference, path: Path, store: Store, trusted: TrustedKeys |
     except PackError:
         path.unlink(missing_ok=True)
         raise
+    store.make_room_for(reference.digest)
 
 
 @cache

@@ -350,6 +350,31 @@ def test_the_least_recently_used_are_evicted(store: Store, entry: Path, artifact
     assert small.get(artifacts[1].key) == artifacts[1], "what was just written stays"
 
 
+def test_packs_are_evicted_as_kernels_are(store: Store, entry: Path, artifact: Artifact) -> None:
+    """A pack of a registry counts in every folder of kernels, so that the store as a whole keeps its limit."""
+    size = entry.stat().st_size
+    (packs := store.path / "packs").mkdir()
+    for name, used in (("aa", 1000), ("bb", 1001), ("cc", int(time.time()))):
+        (path := packs / f"{name * 32}.pack").write_bytes(bytes(2 * size))
+        path.with_name(f"{path.name}.sig").write_bytes(b"{}")
+        os.utime(path, (used, used))
+    (packs / f"{'dd' * 32}.json").write_bytes(bytes(9 * size))
+    found = store.stats()
+    assert (found.entries, found.packs, found.bytes) == (1, 3, 7 * size)
+
+    def left() -> set[str]:
+        return {path.name[:2] + path.suffix for path in packs.iterdir() if path.suffix != ".json"}
+
+    os.utime(entry, (1500, 1500))
+    assert Store(store.path, max_bytes=5 * size).prune() == 1
+    assert left() == {"bb.pack", "bb.sig", "cc.pack", "cc.sig"}
+    Store(store.path, max_bytes=4 * size).put("ee" * 32, artifact)
+    assert left() == {"cc.pack", "cc.sig"}
+    assert entry.exists(), "used after the pack"
+    Store(store.path, max_bytes=2 * size).make_room_for("cc" * 32)
+    assert (store.stats().entries, left()) == (0, {"cc.pack", "cc.sig"})
+
+
 LISTS = """
 import sys
 from gemmill.runtime.storage.store import Store

@@ -107,14 +107,15 @@ def list_(store: StorePath = None) -> None:
 
 @store_app.command()
 def stats(store: StorePath = None) -> None:
-    """Print the number of kernels, their size and the limit.
+    """Print the numbers of kernels and of packs from registries, their size and the limit.
 
     \b
     Examples:
       gemmill store stats
     """
     size = open_store(store).stats()
-    text = f"{size.path}: {size.entries} kernels, {size.bytes:,} of at most {size.max_bytes:,} bytes"
+    of_limit = f"{size.bytes:,} of at most {size.max_bytes:,} bytes"
+    text = f"{size.path}: {size.entries} kernels and {size.packs} packs, {of_limit}"
     output.print_result("store.stats", {**asdict(size), "path": str(size.path)}, text)
 
 
@@ -167,16 +168,16 @@ def clear(
 
 @store_app.command(has_json=False)
 def prune(store: StorePath = None) -> None:
-    """Remove incomplete files and old kernels.
+    """Remove incomplete files, old kernels and old packs.
 
     prune removes files of interrupted writers. If the store exceeds its size limit (GEMMILL_STORE_BYTES), it also
-    removes the least recently used kernels.
+    removes the least recently used kernels and packs from registries.
 
     \b
     Examples:
       gemmill store prune
     """
-    typer.echo(f"{open_store(store).prune()} kernels removed")
+    typer.echo(f"{open_store(store).prune()} kernels and packs removed")
 
 
 Url = Annotated[str | None, typer.Option("--remote", metavar="URL", help="URL of the remote. Default: GEMMILL_REMOTE.")]

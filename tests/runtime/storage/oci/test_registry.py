@@ -55,6 +55,26 @@ def test_a_pack_comes_back_as_it_was(host: str, path: Path, tmp_path: Path, trus
     assert [manifest["annotations"][name] for name in names] == ["sm90a", "2"]
 
 
+def test_packs_count_to_the_limit_of_the_store(
+    host: str, path: Path, tmp_path: Path, artifacts: tuple[Artifact, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (Reference.of(f"oci://{host}/limited:{tag}") for tag in (1, 2))
+    push(path, one, None)
+    first = open_artifact(one, tmp_path / "store", None)
+    os.utime(first.path, (1000, 1000))
+    assert open_artifact(one, tmp_path / "store", None).path.stat().st_mtime > 1000, "a use counts"
+    write_pack(path, artifacts[:1])
+    signature_path(path).unlink()
+    push(path, two, None)
+    monkeypatch.setenv("GEMMILL_STORE_BYTES", str(path.stat().st_size))
+    second = open_artifact(two, tmp_path / "store", None)
+    assert [*second.path.parent.glob("*.pack*")] == [second.path]
+    assert first.verify() == {}, "a process that has the pack keeps it"
+    monkeypatch.setenv("GEMMILL_STORE_BYTES", str(path.stat().st_size - 1))
+    with pytest.raises(PackError, match=r"bytes, more than the store's limit of .*; raise GEMMILL_STORE_BYTES"):
+        open_artifact(two, tmp_path / "other", None)
+
+
 def test_what_is_in_the_store_needs_no_registry(
     path: Path, tmp_path: Path, artifacts: tuple[Artifact, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
