@@ -24,6 +24,23 @@ from packaging.requirements import Requirement
 from gemmill.library.version import __version__
 
 ROOT = Path(__file__).parents[1]
+LIBRARY = "gemmill/runtime/native/lib/"
+"""Where a wheel that was built with a C++ compiler has libgemmill."""
+USE = {
+    "CMakeLists.txt": """cmake_minimum_required(VERSION 3.18)
+project(use LANGUAGES CXX)
+find_package(gemmill REQUIRED)
+add_executable(use use.cpp)
+target_link_libraries(use gemmill::gemmill)
+""",
+    "use.cpp": """#include <cstdio>
+
+#include "gemmill/gemmill.h"
+
+int main() { std::puts(gemmill_version()); }
+""",
+}
+"""A program that links it."""
 SMALL = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear"
 
 
@@ -69,7 +86,7 @@ def test_wheel_and_sdist_carry_what_git_tracks(built: Path) -> None:
     tracked = {name for name in tracked if not name.startswith("gemmill/profiler/results/")}
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as files:
-        carried = {name for name in files.namelist() if ".dist-info/" not in name}
+        carried = {name for name in files.namelist() if ".dist-info/" not in name and not name.startswith(LIBRARY)}
         different = [name for name in carried & tracked if files.read(name) != (ROOT / "src" / name).read_bytes()]
     assert carried == tracked
     assert not different
@@ -77,6 +94,48 @@ def test_wheel_and_sdist_carry_what_git_tracks(built: Path) -> None:
         assert all(member.isfile() for member in archive), "links would lead out of the sdist"
         names = {member.name.removeprefix(f"gemmill-{__version__}/") for member in archive}
     assert {name for name in names if name.startswith("src/")} == {f"src/{name}" for name in tracked}
+
+
+def _unpacked(wheel: Path, to: Path) -> Path:
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(to)
+    return to
+
+
+def _run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+
+
+@pytest.mark.heavy
+def test_programs_link_the_library_of_the_wheel(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    if wheel.name.endswith("-none-any.whl"):
+        pytest.skip("the wheel is pure: CMake, a C++ compiler or its libraries are missing")
+    assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
+    site = _unpacked(wheel, tmp_path / "site")
+    where = "import gemmill; print(gemmill.cmake_dir(), (gemmill.include_dir() / 'gemmill' / 'gemmill.h').is_file())"
+    folder, has_header = _run(sys.executable, "-P", "-c", where, PYTHONPATH=str(site)).stdout.split()
+    assert has_header == "True"
+    for name, text in USE.items():
+        (tmp_path / name).write_text(text)
+    for command in (("cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-Dgemmill_DIR={folder}"),
+                    ("cmake", "--build", tmp_path / "build")):  # fmt: skip
+        done = _run(*command)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert _run(tmp_path / "build" / "use").stdout.strip() == __version__
+
+
+@pytest.mark.heavy
+def test_without_a_compiler_the_wheel_is_pure(tmp_path: Path) -> None:
+    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT)
+    done = _run(*build, PATH=str(tmp_path))
+    assert "without libgemmill" in done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"gemmill-{__version__}-py3-none-any.whl"
+    site = _unpacked(wheel, tmp_path / "site")
+    done = _run(sys.executable, "-P", "-c", "import gemmill; gemmill.cmake_dir()", PYTHONPATH=str(site))
+    assert "InstallationError" in done.stderr
+    assert "has no compiled libgemmill" in done.stderr
 
 
 @pytest.mark.heavy

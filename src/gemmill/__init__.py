@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from gemmill.runtime.api.routing import combine as combine
     from gemmill.runtime.api.routing import route as route
     from gemmill.runtime.launch.plan import Plan as Plan
+    from gemmill.runtime.native.installed import cmake_dir as cmake_dir
+    from gemmill.runtime.native.installed import include_dir as include_dir
     from gemmill.runtime.operands.tensors import PreparedOperand as PreparedOperand
     from gemmill.runtime.registry import Registry as Registry
     from gemmill.runtime.select.choice import Candidate as Candidate
@@ -95,8 +97,10 @@ _HOMES = {
     "SlowPath": "gemmill.runtime.select.slow_path",
     "Store": "gemmill.runtime.storage.store",
     "array_matmul": "gemmill.runtime.api.grouped",
+    "cmake_dir": "gemmill.runtime.native.installed",
     "combine": "gemmill.runtime.api.routing",
     "grouped_matmul": "gemmill.runtime.api.grouped",
+    "include_dir": "gemmill.runtime.native.installed",
     "interleaved": "gemmill.runtime.api.moe",
     "load_manifest": "gemmill.library.manifest.load",
     "lora": "gemmill.runtime.api.lora",
