@@ -190,7 +190,8 @@ class Selector:
         def times() -> _Times | None:
             table, serving, work = self._times(problem, None, arithmetic)
             candidates = model.within(NEAR, work["us"], serving)
-            burst_us, analytic_us = (work[name].take(candidates) for name in ("us", "analytic_us"))
+            hidden_us = work["hidden_ns"].take(candidates) / 1000 if "hidden_ns" in work else 0.0
+            burst_us, analytic_us = (work[name].take(candidates) - hidden_us for name in ("us", "analytic_us"))
             if limit_us < HELD * burst_us.min():
                 return None
             us = np.full(work["us"].size, inf)

@@ -289,13 +289,14 @@ def _busiest_ns(table: FeatureTable, work: Columns, problem: GemmProblem, gpu: G
         busiest_ns: Floats = family.busiest_ns(columns, work, problem, gpu)
         work["paces"] = [(members, work["paces"])]
         return busiest_ns
-    busiest_ns = np.empty(len(table.kernels))
+    busiest_ns, hidden_ns = np.empty(len(table.kernels)), np.zeros(len(table.kernels))
     paces = []
     for family, members, columns in table.parts:
         part = {name: x if isinstance(x := work[name], float) else x[members] for name in _OF_FAMILIES}
         busiest_ns[members] = family.busiest_ns(columns, part, problem, gpu)
+        hidden_ns[members] = part.get("hidden_ns", 0.0)
         paces.append((members, part["paces"]))
-    work["paces"] = paces
+    work["paces"], work["hidden_ns"] = paces, hidden_ns
     return busiest_ns
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gemmill.library.arch import Gpu
+from gemmill.library.config.batchings import MASKED
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.families.wgmma.wgmma_plan import INSTRUCTION_K_BYTES, SUBTILE_M, WgmmaPlan
@@ -51,6 +52,11 @@ _HIDING, _WAITING = 0.96, ((110.0, 0.71), (130.0, 0.28))
 """Share of MMAs' clocks where they hide all else, and where the upconversion is longer, the clocks of the waits of a
 stage and the share of MMAs' that is not hidden: of two or three consumer warpgroups, and of four. Fitted with the slots
 to 250 times of e2m1 and u4 weights, in groups of 1 to 512 rows on an H200."""
+_PAIRING_NS, _LONG_GROUP, _ORDER_COST = 900.0, 1024, 1.025
+"""What tiles of groups of rows cost beside those of one matrix: nanoseconds for a tile with block scales that pairs
+along M in a raster along N, rows from which on groups at offsets have none of that, and a factor for pingpong kernels.
+Under sustained load the power limit hides the nanoseconds. Fitted to groups of 128 to 8,192 rows of e4m3 and bf16 on an
+H200."""
 WIDE_ROW = 128
 """Most bytes of a row of a box."""
 _CROWDED_ROWS, _CROWDED_EXPONENT = 4.6, 0.24
@@ -117,6 +123,15 @@ def _takes_turns(config: GemmConfig) -> bool:
     return config.schedule == "pingpong"
 
 
+def _pairing_ns(config: GemmConfig) -> tuple[float, float]:
+    """Return the time that a tile of groups of rows takes longer in pairs along M with block scales, in short groups
+    and in long ones."""
+    scheduler, cluster = config.scheduler, config.cluster
+    if (cluster.m, cluster.n, scheduler.raster) != (2, 1, "n") or not WgmmaPlan(config).has_block_scales:
+        return 0.0, 0.0
+    return _PAIRING_NS, _PAIRING_NS if scheduler.batching in MASKED else 0.0
+
+
 def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu: Gpu) -> Columns:
     tile_m, tile_n, tile_k = common["tile_m"], common["tile_n"], common["tile_k"]
     bytes_a, bytes_b = common["bytes_a"], common["bytes_b"]
@@ -141,6 +156,8 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu
         "swap_ab": swap_ab,
         "turns": turns,
         "turn": 1 - turns / 2,
+        "pairing_ns": np.array([_pairing_ns(config) for config in configs], np.float64).T,
+        "order_cost": np.where(turns, _ORDER_COST, 1.0),
     }
 
 
@@ -149,7 +166,7 @@ def _busiest_ns(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu)
     if (load_ns := _load_ns(columns, work, problem, gpu)) is not work["load_ns"]:
         np.copyto(work["load_ns"], load_ns)  # also for the network
     multiply_ns, but_loads = columns["multiply_ns"], columns["but_loads"]
-    if not isinstance(filled := work["filled"], float):  # groups of rows
+    if groups := not isinstance(filled := work["filled"], float):  # of rows
         multiply_ns = multiply_ns * filled
         but_loads = eighth_power(multiply_ns) + eighth_power(columns["latency_ns"])
     work["paces"] = multiply_ns, load_ns, columns["latency_ns"]
@@ -157,10 +174,15 @@ def _busiest_ns(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu)
     step_ns += but_loads
     step_ns = eighth_root(step_ns)
     loop_ns, store_ns = work["steps"] * step_ns, work["store_ns"]
+    if groups:
+        pairing_ns = columns["pairing_ns"][int(problem.m >= _LONG_GROUP)]
+        store_ns, work["hidden_ns"] = store_ns + pairing_ns, work["waves"] * pairing_ns
     tile_ns = loop_ns + store_ns
     tile_ns *= columns["turn"]
     ns: Floats = np.maximum(loop_ns, tile_ns, out=tile_ns)
     ns *= work["waves"]
+    if groups:
+        ns *= columns["order_cost"]
     ns += columns["turns"] * store_ns
     ns += LATENCY_NS
     if columns["copying_ns"] is not None and min(problem.m, problem.n) < _FEWEST_ROWS:
