@@ -90,14 +90,39 @@ def test_operators_are_those_of_python_and_name_what_they_refuse(prefix: Path) -
     assert vector == "gemmill::epilogue: a is not in GPU memory: move it to the GPU"
 
 
+def packaged(prefix: Path, folder: Path, arguments: str) -> list[str | Path]:
+    """The command that runs a package of the example's decoder."""
+    run_program(Program("aoti/export.py", f"{folder} --tiny {arguments}"), folder, OMP_NUM_THREADS="2")
+    build(EXAMPLES / "aoti", folder / "build", {"CMAKE_PREFIX_PATH": prefix, "TORCH": torch.__path__[0]})
+    files = (folder / name for name in ("model.pt2", "inputs.pt", "outputs.pt"))
+    return [folder / "build" / "run_package", *files]
+
+
 @pytest.mark.heavy
 @needs_compiler
 def test_a_package_calls_the_operators_from_a_program_without_python(prefix: Path, tmp_path: Path) -> None:
     """On the CPU its first product is refused."""
-    run_program(Program("aoti/export.py", f"{tmp_path} --device cpu --tiny --tokens 32"), tmp_path, OMP_NUM_THREADS="2")
-    build(EXAMPLES / "aoti", tmp_path / "build", {"CMAKE_PREFIX_PATH": prefix, "TORCH": torch.__path__[0]})
-    command = [tmp_path / "build" / "run_package", *(tmp_path / x for x in ("model.pt2", "inputs.pt", "outputs.pt"))]
+    command = packaged(prefix, tmp_path, "--device cpu --tokens 32")
     done = subprocess.run(command, capture_output=True, text=True, env={"GEMMILL_PACKS": str(PACK)})
     assert done.returncode == 1
     assert "gemmill::mm: a is not in GPU memory" in done.stderr
     assert not (tmp_path / "outputs.pt").exists()
+
+
+IN_PYTHON = """
+import sys, torch, gemmill.torch
+names = "inputs", "outputs", "expected"
+inputs, outputs, expected = (torch.load(f"{sys.argv[1]}/{name}.pt", map_location="cuda")[0] for name in names)
+assert torch.equal(torch._inductor.aoti_load_package(f"{sys.argv[1]}/model.pt2")(inputs), outputs)
+assert (outputs - expected).float().norm() < 0.05 * expected.float().norm()
+"""
+
+
+@pytest.mark.gpu
+@needs_compiler
+def test_a_program_gives_the_bits_of_python(prefix: Path, tmp_path: Path) -> None:
+    command = packaged(prefix, tmp_path, "--tokens 64")
+    main = (sys.executable, "-c", "from gemmill.cli import main; main()")
+    run(*main, "model", tmp_path / "config.json", "--separate", "--pack", pack := tmp_path / "decoder.pack")
+    run(*command, GEMMILL_PACKS=str(pack))
+    run(sys.executable, "-c", IN_PYTHON, tmp_path, GEMMILL_PACKS=str(pack))
