@@ -81,7 +81,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     vars(linear).update(tables)
     signature = RECORDED[linear.__name__]["functions"]["register_linear_kernel"]
     linear.register_linear_kernel = _register(tables, signature)
-    vars(sys.modules["vllm.envs"])["VLLM_BATCH_INVARIANT"] = False
+    vars(sys.modules["vllm.envs"]).update(VLLM_BATCH_INVARIANT=False, environment_variables={})
     vars(sys.modules["vllm.platforms"])["PlatformEnum"] = Platform
     monkeypatch.syspath_prepend(str(PLUGIN))
     yield SimpleNamespace(linear=linear, layers=sys.modules["vllm.model_executor.layers.linear"])
@@ -102,6 +102,16 @@ def test_kernels_come_first_and_once(vllm: Any) -> None:
         "_POSSIBLE_FP8_KERNELS": ["GemmillFP8LinearKernel"],
         "_POSSIBLE_KERNELS": ["GemmillU4LinearKernel", "Machete"],
     }
+
+
+def test_code_compiled_without_the_plugin_is_not_reused(vllm: Any) -> None:
+    import gemmill_vllm
+
+    import gemmill
+
+    gemmill_vllm.register()
+    (factor,) = sys.modules["vllm.envs"].environment_variables.values()
+    assert factor() == gemmill.__version__
 
 
 def test_methods_take_what_vllm_passes(vllm: Any) -> None:

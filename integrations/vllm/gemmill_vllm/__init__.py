@@ -8,11 +8,16 @@ from typing import Any
 def register() -> None:
     """Make vLLM's linear layers and experts use gemmill. vLLM calls this in each process, in some more than once;
     further calls do nothing."""
+    import vllm.envs as envs
     from vllm.model_executor.kernels import linear
     from vllm.platforms import PlatformEnum
 
+    import gemmill
     from gemmill_vllm import experts, fp8, u4, unquantized
 
+    # vLLM's cache of compiled models has the values of these in its keys: it must not load what was compiled without
+    # the plugin.
+    envs.environment_variables["GEMMILL_VLLM"] = lambda: gemmill.__version__
     for kernel, kind, table in (
         (fp8.GemmillFP8LinearKernel, "fp8", linear._POSSIBLE_FP8_KERNELS),
         (u4.GemmillU4LinearKernel, "mp", linear._POSSIBLE_KERNELS),
