@@ -89,7 +89,7 @@ $(VENV)-torch/.installed: pyproject.toml Makefile
 	@$(or $(PYTHON),false) -c '' || { echo "No Python 3.11 or newer found: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)-torch
 	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable . torch==2.13.0 \
-		pytest pytest-randomly pytest-xdist hypothesis transformers
+		pytest pytest-randomly pytest-xdist hypothesis transformers kernels
 	@touch $@
 
 # JAX's newest release that runs on Python 3.11; flatbuffers, which jax.export wants.

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *(ROOT / name / "README.md" for name in ("deploy", "examples", "integrations", "profiler/results")),
-    ROOT / "integrations" / "vllm" / "README.md",
+    *(ROOT / "integrations" / name / "README.md" for name in ("kernels", "vllm")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 """Every page that people read."""
