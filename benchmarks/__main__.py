@@ -17,7 +17,10 @@ PROGRAMS = {
     "moe": "layers of mixtures of experts, relative to PyTorch and Triton, in bursts and at the power limit",
     "lora": "products of low-rank adapters, relative to PyTorch and Triton, in bursts",
     "models": "PyTorch models with enabled(): time, accuracy, coverage",
-    "training": "training steps of a Llama with enabled(): time, loss",
+    "training": "training steps of a Llama with enabled(): time, energy, loss",
+    "generation": "transformers' generate with enabled(): time to the first token, tokens per second, energy",
+    "starting": "seconds of a new process to transformers' first token, with enabled() and without",
+    "serving": "vLLM with the plugin: start-up, time to the first token, tokens per second, energy",
     "host": "host time of a call from PyTorch",
     "dispatch": "host time of a launch and of first calls",
     "choosing": "regret of choosers of kernels, gemmill's and others, on measured problems; no GPU",
@@ -26,7 +29,7 @@ PROGRAMS = {
     "first_gemm": "time to the first GEMM of a process, with the kernel from compiler, server, store or pack",
 }
 """Modules of this package and of its folder ``pytorch``, with their descriptions."""
-IN_PYTORCH = ("models", "training", "host")
+IN_PYTORCH = ("models", "training", "generation", "starting", "serving", "host")
 
 
 def main() -> None:

@@ -111,8 +111,8 @@ def build(name: str, layers: int | None, device: str, tiny: bool) -> Any:
     kind = transformers.AutoModelForCausalLM if row.is_decoder else transformers.AutoModel
     torch.manual_seed(0)
     with torch.device(device):
-        model = kind.from_config(config, attn_implementation="sdpa")
-    return model.to(torch.bfloat16).eval().requires_grad_(False)
+        model = kind.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
+    return model.eval().requires_grad_(False)
 
 
 def takes(model: Any, name: str) -> bool:

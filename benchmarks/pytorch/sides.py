@@ -6,13 +6,14 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import torch
+from benchmarks.pytorch.gpu import joules
 
 import gemmill.torch
 
@@ -83,45 +84,53 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def milliseconds(call: Callable[[], object], count: int) -> float:
-    """Milliseconds of a call in wall time, from an idle GPU to an idle GPU."""
+def spent(call: Callable[[], object], count: int) -> tuple[float, float]:
+    """Milliseconds in wall time and joules of a call, from an idle GPU to an idle GPU."""
     synchronize()
-    start = time.perf_counter()
+    start, before = time.perf_counter(), joules()
     for _ in range(count):
         call()
     synchronize()
-    return (time.perf_counter() - start) * 1000 / count
+    return (time.perf_counter() - start) * 1000 / count, (joules() - before) / count
 
 
 def in_turns(calls: Mapping[str, Callable[[], object]], rounds: int, least: float = 30.0) -> dict[str, Any]:
-    """Milliseconds of a call of each side, and gemmill's time divided by PyTorch's: medians and quartiles over rounds.
+    """Milliseconds and joules of a call of each side, and gemmill's divided by PyTorch's: medians and quartiles over
+    rounds.
 
     Args:
         calls: a call for each side, which runs in the side's context.
         rounds: number of rounds; each side has a turn in a round, and the first side alternates.
         least: minimum time of a turn in milliseconds, which determines the number of calls.
     """
-    counts, samples = {}, {name: [] for name in calls}  # type: dict[str, int], dict[str, list[float]]
+    counts, samples = {}, {name: [] for name in calls}  # type: dict[str, int], dict[str, list[tuple[float, float]]]
     for name, call in calls.items():
         with SIDES[name]():
             call()
-            counts[name] = max(1, round(least / milliseconds(call, 2)))
+            counts[name] = max(1, round(least / spent(call, 2)[0]))
     count = max(counts.values())
     for number in range(rounds):
         for name in sorted(calls, reverse=number % 2 == 1):
             with SIDES[name]():
                 calls[name]()  # the first call in a context may be slower
-                samples[name].append(milliseconds(calls[name], count))
-    ratios = [ours / theirs for ours, theirs in zip(samples["ours"], samples["torch"], strict=True)]
+                samples[name].append(spent(calls[name], count))
+    ms, energy = ({name: [x[i] for x in samples[name]] for name in samples} for i in (0, 1))
     return {
-        "ms": {name: _figures(values) for name, values in samples.items()},
-        "ratio": _figures(ratios),
+        "ms": {name: figures(values) for name, values in ms.items()},
+        "ratio": figures(ratios(ms)),
+        "joules": {name: figures(values) for name, values in energy.items()},
+        "joules_ratio": figures(ratios(energy)),
         "rounds": rounds,
         "calls": count,
     }
 
 
-def _figures(values: list[float]) -> list[float]:
+def ratios(values: Mapping[str, Sequence[float]]) -> list[float]:
+    """gemmill's value divided by PyTorch's, for each round."""
+    return [ours / theirs if theirs else 0.0 for ours, theirs in zip(values["ours"], values["torch"], strict=True)]
+
+
+def figures(values: Sequence[float]) -> list[float]:
     """Lower quartile, median and upper quartile."""
     if len(values) < 2:
         return [round(median(values), 5)] * 3

@@ -1,4 +1,5 @@
-"""Training of a Llama with 1.2 billion parameters, with gemmill and with PyTorch alone: step time and loss curves.
+"""Training of a Llama, with gemmill and with PyTorch alone: step time, energy and loss curves. The model has 1.2
+billion parameters, or four layers of the widths of Llama-3.1-8B.
 
 The step (forward, backward, AdamW; bf16 autocast) is timed eagerly and compiled, in turns. The loss curves start from
 the same weights and use the same batches: PyTorch, gemmill, and PyTorch with cuBLASLt and float32 reductions. The
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import copy
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -22,22 +25,26 @@ from typing import Any
 
 import torch
 from benchmarks.pytorch import steps
-from benchmarks.pytorch.sides import SIDES, Lines, in_turns
+from benchmarks.pytorch.gpu import kernels_of
+from benchmarks.pytorch.sides import SIDES, Lines, in_turns, synchronize
 from benchmarks.pytorch.warming import Needed, warm, without_launches
 
 import gemmill.torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LLAMA = {
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "tie_word_embeddings": True,
+_OF_META = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
+LLAMAS = {
+    "1B": {
+        **_OF_META,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "tie_word_embeddings": True,
+    },
+    "8B": {**_OF_META, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 4},
 }
+"""Arguments of the configs."""
 TINY = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -51,12 +58,16 @@ TINY = {
 def main() -> None:
     """Run the benchmark, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", choices=LLAMAS, default="1B", help="1B, or four layers of the widths of 8B (%(default)s)"
+    )
     parser.add_argument("--forms", nargs="*", choices=("eager", "compiled"), default=["eager", "compiled"])
     parser.add_argument("--seconds", type=float, default=300, help="time limit of the run (%(default)s)")
     parser.add_argument("--batch", type=int, default=4, help="sequences per step (%(default)s)")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens per sequence (%(default)s)")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each side (%(default)s)")
-    parser.add_argument("--steps", type=int, default=80, help="steps of a loss curve (%(default)s)")
+    parser.add_argument("--steps", type=int, default=80, help="steps of a loss curve; 0: none (%(default)s)")
+    parser.add_argument("--hold", action="store_true", help="wait for a line on standard input before timing")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="two layers of width 64")
     parser.add_argument("--commit", help="commit to record in the results")
@@ -71,7 +82,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     with torch.device(arguments.device):
-        config = transformers.LlamaConfig(**(TINY if arguments.tiny else LLAMA))
+        config = transformers.LlamaConfig(**(TINY if arguments.tiny else LLAMAS[arguments.model]))
         model = transformers.AutoModelForCausalLM.from_config(config)
     lines.head(
         program="training",
@@ -83,9 +94,15 @@ def main() -> None:
     )
     run = Training(model, arguments)
     lines.tried(run.warmed, what="warm-up")
-    for form in arguments.forms:
-        lines.tried(partial(run.timed, form), needs=20 if form == "eager" else 90, what="time", form=form)
-    lines.tried(lambda: run.curves(lines), needs=20, what="curves")
+    needs = {"eager": 20, "compiled": 90}
+    ready = [x for x in arguments.forms if lines.tried(partial(run.ready, x), needs[x], what="ready", form=x)]
+    if arguments.hold:
+        sys.stdin.readline()
+    for form in ready:
+        lines.tried(partial(run.timed, form), what="time", form=form)
+        lines.tried(partial(run.served, form), what="kernels", form=form)
+    if arguments.steps:
+        lines.tried(lambda: run.curves(lines), needs=20, what="curves")
 
 
 class Training:
@@ -98,6 +115,7 @@ class Training:
 
     def __init__(self, model: Any, arguments: argparse.Namespace) -> None:
         self._model, self._arguments = model, arguments
+        self._steps: dict[str, dict[str, Callable[[], None]]] = {}
         pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
         text = b"\n".join(page.read_bytes() for page in pages)
         self._text = torch.tensor([*text], dtype=torch.int64, device=arguments.device)
@@ -127,11 +145,12 @@ class Training:
         warm(needed.names)
         return {"kernels": len(needed.names)}
 
-    def timed(self, form: str) -> dict[str, Any]:
-        """Milliseconds of a step of each side."""
-        ids, optimizer = self.batch(0), self._optimizer(self._model)
-        calls = {}
+    def ready(self, form: str) -> dict[str, Any]:
+        """Compile the step of each side."""
+        ids, optimizer, took = self.batch(0), self._optimizer(self._model), {}
+        calls = self._steps[form] = {}
         for side, context in SIDES.items():
+            start = time.perf_counter()
             with context():
                 loss = self._loss(self._model)
                 if form == "compiled":
@@ -146,9 +165,25 @@ class Training:
 
                 step()
                 calls[side] = step
-        found = in_turns(calls, self._arguments.rounds, least=200)
-        tokens = ids.numel()
+            synchronize()
+            took[side] = round(time.perf_counter() - start, 2)
+        return {"seconds": took}
+
+    def timed(self, form: str) -> dict[str, Any]:
+        """Milliseconds and joules of a step of each side."""
+        found = in_turns(self._steps[form], self._arguments.rounds, least=1000)
+        tokens = self._arguments.batch * self._arguments.tokens
         return found | {"tokens_per_second": {side: round(tokens * 1000 / x[1]) for side, x in found["ms"].items()}}
+
+    def served(self, form: str) -> dict[str, Any]:
+        """Time of kernels in a step of each side, by name."""
+        found = {}
+        for side, context in SIDES.items():
+            with context(), torch.profiler.profile() as profile:
+                self._steps[form][side]()
+                synchronize()
+            found[side] = kernels_of(profile)
+        return found
 
     def _warm_compiled(self, run: Callable[[], object]) -> None:
         kernels: set[str] = set()
