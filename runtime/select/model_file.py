@@ -24,7 +24,7 @@ from gemmill.runtime.select.cost.table import STATIC
 
 FOLDER = Path(__file__).parents[1] / "models"
 """Folder of the shipped models."""
-VERSION = 4
+VERSION = 5
 """Version of the file format."""
 INPUTS = (*DYNAMIC, *STATIC)
 """Names of the network's inputs."""

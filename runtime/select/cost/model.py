@@ -24,7 +24,7 @@ from gemmill.runtime.select.cost.arrays import fourth_power, twelfth_power, twel
 from gemmill.runtime.select.cost.decompositions import cluster_k, stream_shares
 from gemmill.runtime.select.cost.energy import power_us
 from gemmill.runtime.select.cost.families import FAMILIES
-from gemmill.runtime.select.cost.families.wgmma import SHARED_BYTES_PER_CYCLE
+from gemmill.runtime.select.cost.families.wgmma import SHARED_BYTES_PER_CYCLE, row_cycles
 from gemmill.runtime.select.cost.network import DYNAMIC, corrections
 from gemmill.runtime.select.cost.symmetric import multiplied, triangle
 from gemmill.runtime.select.cost.table import FeatureTable, resident_clusters
@@ -154,9 +154,10 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
 def _tiles(table: FeatureTable, problem: GemmProblem, typical: GemmProblem, gpu: Gpu) -> Columns:
     """Return how the tiles of the kernels cover a problem: clusters, waves, active CTAs, steps along K."""
     columns, figures = table.columns, np.empty((len(DYNAMIC), len(table.kernels)))
-    m, _, along_m, along_n, waves, active, steps, load_ns, sm_ns, dram_ns, us, k, batch = figures
-    extents, along = figures[:2], figures[2:4]
+    m, _, along_m, along_n, waves, active, steps, load_ns, sm_ns, dram_ns, us, k, batch, *_ = figures
+    extents, along, rows = figures[:2], figures[2:4], figures[-2:]
     k[:], batch[:] = problem.k, problem.batch
+    np.array((row_cycles(problem, "a"), row_cycles(problem, "b"))).take(table.side, None, rows, "clip")
     np.array((typical.m, typical.n), np.float64).take(table.side, None, extents, "clip")
     np.divide(extents, columns["cluster_tile"], along)
     np.ceil(along, along)

@@ -16,9 +16,12 @@ import numpy as np
 if TYPE_CHECKING:
     from gemmill.runtime.select.cost.arrays import Floats
 
-DYNAMIC = "M", "N", "tiles M", "tiles N", "waves", "active", "steps", "loads", "SM", "DRAM", "us", "K", "batch"
+DYNAMIC = (
+    *("M", "N", "tiles M", "tiles N", "waves", "active", "steps", "loads", "SM", "DRAM", "us", "K", "batch"),
+    *("row A", "row B"),
+)
 """Properties of a kernel on a problem, in the order of the analytic model's ``figures``; the network takes their
-logarithms. M and N are the kernel's; tiles count whole clusters."""
+logarithms. M, N, A and B are the kernel's; tiles count whole clusters; rows are the clocks in which TMA loads a row."""
 
 Network = Sequence[Any]
 """float32 arrays: weights of :data:`DYNAMIC` and of :data:`~gemmill.runtime.select.cost.table.STATIC`, biases of the

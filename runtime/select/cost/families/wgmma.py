@@ -271,6 +271,11 @@ def _stride(problem: GemmProblem, operand: str) -> int:
     return (problem.n if problem.b_major == "mn" else problem.k) * DTYPES[problem.b_dtype].bits // 8
 
 
+def row_cycles(problem: GemmProblem, operand: str) -> float:
+    """Return the clocks that TMA takes for a row of packed A or B."""
+    return _crossing_cycles(_stride(problem, operand)) or _ROW_CYCLES
+
+
 def _crossing_cycles(stride: int) -> float:
     """Return the clocks that TMA takes for a row, by the bytes between rows; 0 where all rows start at lines."""
     return _CROSSING_CYCLES.get(stride & -stride, 0.0)

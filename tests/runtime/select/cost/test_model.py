@@ -13,10 +13,10 @@ from tests.runtime.select.problems import H200, KERNELS, problem
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
-from gemmill.runtime.select.cost.model import analytic, in_words, tiles_of_groups, times
+from gemmill.runtime.select.cost.model import analytic, features, in_words, tiles_of_groups, times
 from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.kernels.faults import needs_swap
-from gemmill.runtime.select.model_file import model_of
+from gemmill.runtime.select.model_file import INPUTS, model_of
 
 # Measured on H200s, TFLOP/s (docs/performance). The first is the mean of the 13 runs that have both: of these the first
 # kernel is ahead by up to a tenth at 1,980 MHz, and behind by as much where the GPU was at its power limit.
@@ -103,6 +103,19 @@ def test_transposing_takes_time_and_registers_do_not() -> None:
     k_major = _us(name.format("k", "k"), square)
     assert _us(name.format("mn", "k"), square) == pytest.approx(k_major, rel=0.01)
     assert _us(name.format("k", "mn"), square) > 1.12 * k_major
+
+
+def test_the_network_gets_the_rows_of_each_operand_of_the_kernel() -> None:
+    """Rows of B begin within sectors where K is 4104, rows of an m-major A at lines."""
+    name = "sm90a_bf16{}_bf16{}_f32_none_bf16{}_128x128x64_2x1_pingpong_s6_m8_k1_linear"
+    direct, swapped = name.format("mn16", "k16", "n16"), name.format("k16", "mn16", "m16")
+    entries = [(SlicedKernel(direct), parse_name(direct), False), (SlicedKernel(swapped), parse_name(swapped), True)]
+    table = FeatureTable.of(entries, H200)
+    gemm = GemmProblem(4096, 4096, 4104, a_major="mn")
+    inputs = features(table, analytic(table, gemm, H200))
+    rows = inputs[:, [INPUTS.index("row A"), INPUTS.index("row B")]]
+    assert rows[0, 0] < rows[0, 1]
+    assert (rows[0] == rows[1, ::-1]).all()
 
 
 def test_groups_take_the_tiles_that_the_scheduler_gives_them() -> None:
