@@ -67,9 +67,9 @@ _SHORT_ROW = 2048
 _CHUNK_CYCLES = 1.15
 """Clocks in which producer warps copy 16 bytes of an A of any alignment. Fitted to 28 problems of 9 to 128 rows on an
 H200."""
-_FEWEST_ROWS = 9
-"""Fewest rows with which kernels that copy A were measured. With fewer, their time counts twice, since the model puts
-mma.sync, which was measured, too close."""
+_FEW_ROWS, _BESIDE_FEW_ROWS = 8, 1.25
+"""Most rows with which the model puts mma.sync on operands of any alignment at 1.19 to 1.33 times its time, and the
+factor of the time of kernels that copy A, which compete with it. With it, the faster was chosen at 1, 4 and 8 rows."""
 _TRANSPOSING_CYCLES = 250.0
 """Cost of transposing a stage in addition to its bytes: a wait, a fence and a barrier per stage."""
 _TRANSPOSED_BYTES_PER_CYCLE = 32.0
@@ -185,8 +185,8 @@ def _busiest_ns(columns: Columns, work: Columns, problem: GemmProblem, gpu: Gpu)
         ns *= columns["order_cost"]
     ns += columns["turns"] * store_ns
     ns += LATENCY_NS
-    if columns["copying_ns"] is not None and min(problem.m, problem.n) < _FEWEST_ROWS:
-        ns *= np.where(columns["copying_ns"] > 0, 2, 1)
+    if columns["copying_ns"] is not None and min(problem.m, problem.n) <= _FEW_ROWS:
+        ns *= np.where(columns["copying_ns"] > 0, _BESIDE_FEW_ROWS, 1)
     return ns
 
 
