@@ -39,6 +39,10 @@ KINDS: tuple[dict[str, Value], ...] = (
     {"a.dtype": "tf32", "a.major": "mn", "b.major": "mn", "tile.n": 32, "tile.k": 32, "d.dtype": "f32"},
     {"a.dtype": "bf16x6", "b.major": "mn", "c.dtype": "none", "d.dtype": "f32"},
     {"a.dtype": "f16x3", "b.major": "mn", "c.dtype": "none", "d.dtype": "f32"},
+    {"a.dtype": "f16x3", "scheduler.batching": "grouped", "c.dtype": "none", "d.dtype": "f32"},
+    # An A that producer warps copy, since its rows begin anywhere.
+    {"a.align": 2, "tile.n": 64, "c.dtype": "none", "d.dtype": "bf16"},
+    {"a.align": 2, "a.major": "mn", "tile.n": 64, "c.dtype": "none", "d.dtype": "bf16"},
     # A is transposed in place, B to another one.
     {"a.dtype": "s8", "b.dtype": "s8", "a.major": "mn", "b.major": "mn", "tile.m": 128, "tile.n": 64, "tile.k": 128},
     {"a.dtype": "e4m3", "b.dtype": "e5m2", "promote": 4, "a.scale": "none", "d.dtype": "e4m3"},
@@ -61,6 +65,9 @@ KINDS: tuple[dict[str, Value], ...] = (
 )
 """What a kernel is asked for; a schedule that has none such is passed over."""
 
+WISHES: tuple[dict[str, Value], ...] = ({"stages": 3, "a.align": 16}, {"a.align": 16}, {"stages": 3}, {})
+"""What a kernel has too where it can: few stages, and operands that TMA loads. The first that it can have counts."""
+
 
 def chosen() -> Iterator[GemmConfig]:
     """For every schedule, a kernel of each kind, of each decomposition of K and of each kind of batch."""
@@ -70,7 +77,8 @@ def chosen() -> Iterator[GemmConfig]:
     for schedule, kind in itertools.product(FAMILIES, (*KINDS, *schedulers)):
         given: dict[str, Value] = {"schedule": schedule, "arch": "sm90a"}
         given |= {"scheduler.decomposition": "tiles", "scheduler.batching": "strided", **kind}
-        fields = any_legal({"stages": 3, **given}) or any_legal(given)
+        found = (any_legal({**wish, **given}) for wish in WISHES)
+        fields = next((fields for fields in found if fields is not None), None)
         if fields is not None:
             yield config_of(fields)
 
