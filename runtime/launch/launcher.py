@@ -138,6 +138,8 @@ def _converted(
     return gemm, conversions
 
 
+_ENCODED = 64
+"""Most addresses whose parameters a launcher keeps; with more, it starts anew."""
 _UNKNOWN: Addresses = (-1,) * (len(OPERANDS) + MAX_NODES)
 """Placeholder for unknown addresses, of the maximum length."""
 
@@ -233,6 +235,9 @@ class Launcher:
             moved = (x for x in integers if x[0] in converted)
             self._in_workspace = WorkspaceLaunch(gemm, kernel, block, self.ctas, conversions, following, moved)
         self._prepared = kernel.prepare(self.ctas, block.arguments)
+        self._encoded: dict[Addresses, bytes] = {}
+        """Parameters by the addresses in them: a program that allocates D at each call meets the same ones again, and
+        restoring them takes less time than checking and encoding."""
         self._lock = threading.Lock()
 
     def _unlimited(self, entry: str, sm_count: int) -> UnsupportedProblemError:
@@ -249,17 +254,28 @@ class Launcher:
         """Bytes of workspace that a launch needs."""
         return self._in_workspace.size if self._in_workspace else WorkspaceSize(0, 0)
 
+    def _encode(self, addresses: Addresses) -> None:
+        """Check addresses, and encode them into the parameters."""
+        self._memory(addresses)
+        before, self._addresses = self._addresses, _UNKNOWN  # in case one is refused
+        for index, descriptor, shift in self._descriptors:
+            if addresses[index] != before[index]:
+                tma.replace_address(descriptor, addresses[index] + shift, self.kernel.device)
+        for index, pointer, shift in self._pointers:
+            pointer.value = addresses[index] + shift
+        if self._in_workspace is None:  # which has parameters of its own
+            if len(self._encoded) == _ENCODED:
+                self._encoded.clear()
+            self._encoded[addresses] = self._block.read()
+
     def launch(self, stream: int, addresses: Addresses) -> None:
         """Launch on a stream of the kernel's GPU. The addresses must have the alignment in the problem."""
         with self._lock:
             if addresses is not self._addresses and addresses != self._addresses:
-                self._memory(addresses)
-                before, self._addresses = self._addresses, _UNKNOWN  # in case one is refused
-                for index, descriptor, shift in self._descriptors:
-                    if addresses[index] != before[index]:
-                        tma.replace_address(descriptor, addresses[index] + shift, self.kernel.device)
-                for index, pointer, shift in self._pointers:
-                    pointer.value = addresses[index] + shift
+                if (encoded := self._encoded.get(addresses)) is None:
+                    self._encode(addresses)
+                else:
+                    self._block.restore(encoded)
                 self._addresses = addresses
             if self._resets is not None:
                 self._resets.launch(stream, addresses)

@@ -83,6 +83,10 @@ class ParameterBlock:
         """Return the bytes of the struct."""
         return ctypes.string_at(self.address, self._size)
 
+    def restore(self, data: bytes) -> None:
+        """Write the bytes of the whole struct, as :meth:`read` returned them."""
+        ctypes.memmove(self.address, data, self._size)
+
 
 def scalars(gemm: Gemm, staged: Iterable[BoundArgument]) -> Iterator[tuple[str, str, float]]:
     """Yield the parameters other than descriptors: member, format, value. A kernel has some of them. TMA moves the

@@ -106,7 +106,7 @@ class Case:
 
     @property
     def launches(self) -> list[list[int]]:
-        """Addresses of the tensors, 0 for others: twice the same, then D elsewhere, then all."""
+        """Addresses of the tensors, 0 for others: twice the same, D elsewhere, all, D elsewhere again."""
         tensors = [(i, name, x) for i, (name, x) in enumerate(self.operands) if isinstance(x, Tensor)]
         places = {name: i for i, name, _ in tensors}
         start = [0] * len(self.operands)
@@ -118,7 +118,7 @@ class Case:
         if self.shares:
             start[d] = start[places[self.shares]] + self.d_shift
         moved = [x + (1 << 30) * (i == d and not (self.in_place or self.shares)) for i, x in enumerate(start)]
-        return [start, start, moved, [x and x + (1 << 31) for x in start]]
+        return [start, start, moved, [x and x + (1 << 31) for x in start], moved]
 
     def row(self) -> dict[str, Any]:
         """The case as JSON."""
