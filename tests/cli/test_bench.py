@@ -59,6 +59,13 @@ def test_options_that_contradict_are_refused(arguments: tuple[str, ...], says: s
     assert says.replace("same", "x") in " ".join(done.stderr.split())
 
 
+def test_a_manifest_that_names_the_kernel_is_not_overwritten(tmp_path: Path) -> None:
+    (path := tmp_path / "own.yaml").write_text(MANIFEST)
+    done = gemmill("bench", "--mnkl", "64,64,64", "--kernel", path, "--csv", path)
+    assert (done.exit_code, path.read_text()) == (2, MANIFEST)
+    assert "is also an input or another output" in " ".join(done.stderr.split())
+
+
 @pytest.mark.slow
 def test_without_a_gpu_the_error_says_what_predicts_and_no_file_is_written(tmp_path: Path) -> None:
     (suite := tmp_path / "suite.yaml").write_text(

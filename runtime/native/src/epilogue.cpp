@@ -91,7 +91,7 @@ Epilogue::Epilogue(const std::string& text) {
       passed += name;
       continue;
     }
-    if (name.rfind("gate", 0) == 0 || name.rfind("up", 0) == 0) {
+    if (is_one_of(name, {"gate", "up", "gate8", "up8", "gate_half", "up_half"})) {
       refuse(text, "combines pairs of sums (gate and up), which libgemmill does not support: use gemmill from Python");
     }
     const bool is_local = std::find(locals.begin(), locals.end(), name) != locals.end();
@@ -123,7 +123,10 @@ Epilogue::Epilogue(const std::string& text) {
 size_t Epilogue::operand_of(const std::string& name, Kind kind, const Dtype* dtype) {
   const auto found =
       std::find_if(operands_.begin(), operands_.end(), [&](const EpilogueOperand& x) { return x.name == name; });
-  if (found != operands_.end()) return static_cast<size_t>(found - operands_.begin());
+  if (found != operands_.end()) {
+    if (found->kind == kind && found->dtype == dtype) return static_cast<size_t>(found - operands_.begin());
+    throw Error(GEMMILL_OPERAND, "the epilogue has " + name + " with two indices or types: give each operand one");
+  }
   operands_.push_back({name, kind, dtype});
   return operands_.size() - 1;
 }

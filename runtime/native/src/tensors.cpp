@@ -119,6 +119,11 @@ Tensor read_tensor(const DLTensor& tensor, size_t place, const std::string& name
     if (stride <= -kMaxStride || stride >= kMaxStride) {
       refuse(name + " has a stride of " + std::to_string(stride) + " elements; memory has fewer than 2^48 bytes");
     }
+    if (dtype->bits < 8 && stride != 1 && stride % 2 != 0) {
+      throw Error(GEMMILL_UNSUPPORTED, name + " has a stride of " + std::to_string(stride) +
+                                           " elements of 4 bits; it must be 1 or even, so that rows start at whole "
+                                           "bytes: pad them");
+    }
     view.strides[i] = stride;
   }
   return view;

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <cctype>
 #include <stdexcept>
 #include <vector>
 
@@ -85,9 +86,20 @@ void* current_stream(const Tensor& tensor) {
   return stream;
 }
 
-/// The member of gemmill_gemm for an operand besides A, B and D; NULL: it is an argument of the epilogue.
-const DLTensor** member(gemmill_gemm& gemm, const std::string& name) {
+/// Whether an expression has a name as a whole word.
+bool has_name(const std::string& expression, const std::string& name) {
+  const auto continues = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
+  for (size_t at = expression.find(name); at != std::string::npos; at = expression.find(name, at + 1)) {
+    if ((at == 0 || !continues(expression[at - 1])) && !continues(expression[at + name.size()])) return true;
+  }
+  return false;
+}
+
+/// The member of gemmill_gemm for an operand besides A, B and D; NULL: it is an argument of the epilogue, as scales of
+/// rows and columns are.
+const DLTensor** member(gemmill_gemm& gemm, const std::string& name, const std::string& expression) {
   if (name == "c") return &gemm.c;
+  if (has_name(expression, name)) return nullptr;
   if (name == "a_scale") return &gemm.a_scale;
   if (name == "b_scale") return &gemm.b_scale;
   if (name == "offsets") return &gemm.offsets;
@@ -106,7 +118,7 @@ Tensor launched(const Product& product) {
   std::vector<gemmill_argument> arguments;
   for (const auto& [name, tensor] : product.tensors) {
     views.push_back(view(tensor, name.c_str()));
-    const DLTensor** place = member(gemm, name);
+    const DLTensor** place = member(gemm, name, product.expression);
     if (place == nullptr) {
       arguments.push_back({name.c_str(), &views.back(), 0});
     } else {

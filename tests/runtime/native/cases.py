@@ -208,7 +208,8 @@ def _mx(name: str, kernel: str, a: tuple[int, ...], n: int, *batch: int, **other
     """e2m1 weights with a scale for each 32 elements along K."""
     *outer, m, k = a
     b, scale = Tensor("e2m1", (*batch, n, k)).mT, Tensor("ue8m0", (*batch, k // 32, n))
-    return Case(name, kernel, _bf16(*a), b, _bf16(*outer, m, n), **({"b_scale": scale} | others))
+    product: dict[str, Any] = {"a": _bf16(*a), "b": b, "d": _bf16(*outer, m, n), "b_scale": scale}
+    return Case(name, kernel, **(product | others))
 
 
 def _activation(name: str, m: int, n: int, k: int, **others: Any) -> Case:
@@ -348,6 +349,10 @@ REFUSED = (
     _mx("scales of e2m1 in f32", MX, (48, 256), 128, b_scale=_f32(8, 128)),
     _mx("scales of e2m1 along k", MX, (48, 256), 128, b_scale=Tensor("ue8m0", (128, 8)).mT),
     _activation("another epilogue", 64, 32, 64, epilogue="d = relu(alpha * acc + bias[n]) * s"),
+    _activation("names that begin as those of pairs", 64, 32, 64, epilogue="d = relu(acc + upper[n]) * gates",
+                arguments={"upper": _bf16(32), "gates": 0.5}),
+    _activation("an operand with two indices", 64, 32, 64, epilogue="d = silu(alpha * acc + bias[n]) * bias[m]",
+                arguments={"bias": _bf16(32)}),
     _activation("a bias of another size", 64, 32, 64, arguments={"bias": _bf16(64), "s": 1.0}),
     _activation("a missing bias", 64, 32, 64, arguments={"s": 1.0}),
     _activation("an argument too many", 64, 32, 64, arguments={"bias": _bf16(32), "s": 1.0, "t": 1.0}),
@@ -399,6 +404,7 @@ ONLY_IN_PYTHON = {
     "writes s": _plain("an output", 64, 32, 64, epilogue="s[m] = max(acc); d = acc", arguments={"s": _f32(64)}),
     "groups along K": Case("along K", GROUPED, _bf16(64, 64), _bf16(64, 32), _bf16(4, 64, 32), offsets=_s32(4)),
     "upconverts only e2m1": Case("s8 weights", PINGPONG, _bf16(64, 64), _weights(32, 64, "s8"), _bf16(64, 32)),
+    "must be 1 or even": _mx("an odd stride", MX, (48, 256), 128, b=Tensor("e2m1", (128, 256), (257, 1)).mT),
     "alpha is 0": _activation("alpha is 0", 64, 32, 64, alpha=0.0),
 }
 """Products that Python launches and libgemmill refuses, by words of its message."""

@@ -167,7 +167,8 @@ def bench(
       gemmill bench --mnkl 4096,4096,4096 --epilogue "d = gelu(acc + bias.bf16[n])"
       gemmill bench --problem "8192x4096x7168 e4m3 tn grouped=64 a_scale=1x128 b_scale=128x128" --sizes zipf:1.1
     """
-    refuse_overwriting([to_csv, to_svg], [*filter(None, [options.shapes]), *choice.manifest, *choice.records])
+    inputs: list[Path | str] = [*filter(None, [options.shapes, choice.name]), *choice.manifest, *choice.records]
+    refuse_overwriting([to_csv, to_svg], inputs)
     listed = options.with_sizes(options.shapes)
     units, refused = _units(listed, choice, sizes, with_bits=verify == "bits")
     found = _measured(units, compiling, regime, with_bits=verify == "bits", all_kernels=choice.name == ALL)
