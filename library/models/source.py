@@ -33,6 +33,8 @@ def read_config(path: Path, notes: Notes) -> Mapping[str, Any]:
     try:
         if path.is_file() and is_gguf(path):
             return gguf_config(path, notes)
+        if path.is_file() and path.suffix == ".gguf":
+            raise RecordError(f"{path}: the file does not begin as GGUF does; download it again")
         config = parsed_config(read_given(path, MAX_BYTES), path)
     except OSError as error:
         raise RecordError(f"{path}: {os_error_text(error)}; pass the config.json of a model") from None

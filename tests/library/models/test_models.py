@@ -322,6 +322,12 @@ def test_the_header_of_a_gguf_file_is_a_config() -> None:
     )
 
 
+def test_a_file_of_that_name_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "x.gguf").write_bytes(GGUF.read_bytes()[1:])
+    with pytest.raises(RecordError, match=r"x\.gguf: the file does not begin as GGUF does; download it again"):
+        read_config(path, Notes())
+
+
 def test_lists_of_a_gguf_file_are_refused(tmp_path: Path) -> None:
     """A value for each layer, which is no value for all."""
     key, value = b"qwen3moe.attention.head_count_kv", struct.pack("<II", 4, 4)
