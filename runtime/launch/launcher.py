@@ -170,6 +170,16 @@ class Resets:
                 driver.fill(self._device, stream, addresses[index], word, count)
 
 
+def _pointers(gemm: Gemm, placed: Mapping[str, tuple[int, BoundArgument]]) -> list[tuple[int, str, int]]:
+    """Return the parameters that are addresses: the place of the address, the parameter, and the bytes added to it."""
+    pointers = [(PLACES[operand.name], f"{name}_pointer", 0) for name, operand in gemm.located.items()]
+    pointers += [(place, member, 0) for member, (place, _) in placed.items()]
+    for name, operand in (("a", gemm.a), ("b", gemm.b)):
+        if operand.magnitudes is not None:
+            pointers.append((PLACES[operand.name], f"{name}_scale_pointer", operand.magnitudes))
+    return pointers
+
+
 class Launcher:
     """One kernel bound to one memory layout; addresses may change between launches. Threads may share it.
 
@@ -217,11 +227,7 @@ class Launcher:
                 block.write(spec.offsets[name], layout, value)
         for _, argument in placed.values():
             write_argument(argument, gemm.problem, spec, block)
-        pointers = [(PLACES[operand.name], f"{name}_pointer", 0) for name, operand in gemm.located.items()]
-        pointers += [(place, member, 0) for member, (place, _) in placed.items()]
-        for name, operand in (("a", gemm.a), ("b", gemm.b)):
-            if operand.magnitudes is not None:
-                pointers.append((PLACES[operand.name], f"{name}_scale_pointer", operand.magnitudes))
+        pointers = _pointers(gemm, placed)
         integers = [(at, block.integer(spec.offsets[x]), shift) for at, x, shift in pointers if x in spec.offsets]
         self._pointers = tuple(x for x in integers if x[0] not in converted)
         self._resets = Resets(kernel.device, gemm.arguments) if any(x.reset for x in gemm.arguments) else None
