@@ -106,7 +106,8 @@ struct UnalignedLoad : CopyArrivals {
   /// Copies a chunk of a row of the tile, which has `extent` elements.
   __device__ void copy_part(uint32_t target, int row, int chunk, int extent) const {
     char const* const begin = tile + row * stride;
-    int const bytes = extent > 0 ? extent * Stage::kSize + place(begin) - chunk * kChunk : 0;
+    int const elements = min(extent, Stage::kExtent + kChunk / Stage::kSize);  // bytes fit in int
+    int const bytes = extent > 0 ? elements * Stage::kSize + place(begin) - chunk * kChunk : 0;
     copy_chunk(target + row * Stage::kPitch + chunk * kChunk, aligned(begin) + chunk * kChunk, min(max(bytes, 0), kChunk));
   }
 };
