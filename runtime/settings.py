@@ -95,7 +95,7 @@ def _oci_token(name: str, value: str) -> OciToken:
     host, _, secret = value.partition("=")
     if not secret or not _HOST.fullmatch(host.lower()):
         raise SettingError(
-            f"{name} does not name its registry: expected HOST=USER:PASSWORD, HOST=TOKEN or HOST=@FILE, where HOST is "
+            f"{name} lacks its registry or the secret: expected HOST=USER:PASSWORD, HOST=TOKEN or HOST=@FILE; HOST is "
             "such as registry.example or localhost:5000"
         )
     read = _path(f"{name}={host}=@", secret[1:]) if secret.startswith("@") else checked_oci_token(name, secret)

@@ -67,6 +67,17 @@ def test_a_manifest_that_names_the_kernel_is_not_overwritten(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_kernels_whose_bits_no_oracle_computes_are_listed() -> None:
+    child = process("bench", "--mnkl", "64,64,64", "--kernel", "all", "--verify", "bits", CUDA_VISIBLE_DEVICES="")
+    _, errors = child.communicate()
+    *left_out, error = errors.splitlines()
+    assert left_out
+    for line in left_out:
+        assert re.match(r"not measured: \S*_k1stream_\S*: the oracle does not support k16/stream@64", line)
+    assert error.startswith("error: there is no GPU to run kernels on: ")
+
+
+@pytest.mark.slow
 def test_without_a_gpu_the_error_says_what_predicts_and_no_file_is_written(tmp_path: Path) -> None:
     (suite := tmp_path / "suite.yaml").write_text(
         "name: s\nshapes:\n  - [64, 64, 64]\n  - {m: 64, n: 64, k: 64, a: s4, b: u4}\n"

@@ -92,7 +92,7 @@ class KernelChoice:
         if self.name not in (None, ALL):
             return (self._named(problem),)
         if self.slices is not None:
-            raise UsageError("--slices needs a split-K kernel; pass --kernel KERNEL")
+            raise UsageError("--slices needs a split-K kernel; pass its name as --kernel")
         registry = self._registry(problem)
         if self.name == ALL:
             return tuple(each.kernel for each in registry.candidates(problem, sys.maxsize, bits=self.bits))
@@ -183,6 +183,27 @@ def bench(
         raise typer.Exit(Status.WRONG)
 
 
+def _of_oracle(unit: Unit) -> tuple[SlicedKernel, ...]:
+    """The kernels of which the oracle computes the bits; lists the others on stderr.
+
+    Raises:
+        UnsupportedProblemError: there is none.
+    """
+    kept, refused = list[SlicedKernel](), list[str]()
+    for each in unit.kernels:
+        try:
+            check_supported(unit.problem, arithmetic_of(parse_name(plain_name(each.name)), each.slices))
+        except UnsupportedProblemError as error:
+            refused.append(f"{each}: {error}")
+        else:
+            kept.append(each)
+    if not kept:
+        raise UnsupportedProblemError(refused[0])
+    for refusal in refused:
+        output.complain(f"not measured: {refusal}")
+    return tuple(kept)
+
+
 def _units(
     listed: Sequence[tuple[GemmProblem, str | None]], choice: KernelChoice, sizes: str | None, *, with_bits: bool
 ) -> tuple[list[Unit], int]:
@@ -197,8 +218,7 @@ def _units(
             of_groups = group_sizes(problem, sizes if own in (None, BALANCED) else own)
             unit = Unit(measurable(problem), choice.kernels(problem), sizes=of_groups)
             if with_bits:
-                for each in unit.kernels:
-                    check_supported(unit.problem, arithmetic_of(parse_name(plain_name(each.name)), each.slices))
+                unit = replace(unit, kernels=_of_oracle(unit))
         except UnsupportedProblemError as error:
             refused.append(error)
         else:
