@@ -388,25 +388,38 @@ def alignment(plan: WgmmaPlan) -> str | None:
 
 @rule(
     "unaligned-a",
-    (
-        *("a.align", "a.dtype", "a.major", "b.dtype", "tile.m", "tile.k", "cluster.n", "promote"),
-        *("scheduler.batching", "scheduler.rows", "scheduler.symmetry", "scheduler.decomposition"),
-    ),
+    ("a.align", "a.dtype", "b.dtype"),
     "gemmill: emitters/include/gemmill/copy/unaligned.cuh",
     WgmmaPlan,
 )
 def unaligned_a(plan: WgmmaPlan) -> str | None:
     """An A that producer warps copy without TMA must be bf16 or f16 and aligned to one element, and B of the same
-    type. Tiles must have 64, 128 or, with a K-major A, 256 rows, and a K of 64 or 128. No other CTA may share A,
-    batching must be strided, and the decomposition not serial."""
-    if not plan.is_unaligned:
-        return None
+    type."""
+    a, b = plan.config.a, plan.config.b
+    return _fault_of_copied(
+        plan,
+        (a.dtype not in UNALIGNED, f"A is {a.dtype}; it must be {one_of(UNALIGNED)}"),
+        (b.dtype != a.dtype, f"B is {b.dtype}; it must be {a.dtype}, as A is"),
+        (a.align != UNALIGNED_BYTES, f"the alignment of A must be {one_of((UNALIGNED_BYTES, TMA_ALIGN))}"),
+    )
+
+
+@rule(
+    "unaligned-tile",
+    (
+        *("a.align", "a.major", "tile.m", "tile.k", "cluster.n", "promote"),
+        *("scheduler.batching", "scheduler.rows", "scheduler.symmetry", "scheduler.decomposition"),
+    ),
+    "gemmill: emitters/include/gemmill/copy/unaligned.cuh",
+    WgmmaPlan,
+)
+def unaligned_tile(plan: WgmmaPlan) -> str | None:
+    """If producer warps copy A without TMA, tiles must have 64, 128 or, with a K-major A, 256 rows, and a K of 64 or
+    128. No other CTA may share A, batching must be strided, and the decomposition not serial."""
     config, scheduler = plan.config, plan.config.scheduler
     rows, depths = (64, 128, 256)[: 3 if config.a.major == "k" else 2], (64, 128)
-    for is_wrong, what in (
-        (config.a.dtype not in UNALIGNED, f"A is {config.a.dtype}; it must be {one_of(UNALIGNED)}"),
-        (config.b.dtype != config.a.dtype, f"B is {config.b.dtype}; it must be {config.a.dtype}, as A is"),
-        (config.a.align != UNALIGNED_BYTES, f"the alignment of A must be {one_of((UNALIGNED_BYTES, TMA_ALIGN))}"),
+    return _fault_of_copied(
+        plan,
         (config.tile.m not in rows, f"tile M is {config.tile.m}; it must be {one_of(rows)}"),
         (config.tile.k not in depths, f"tile K is {config.tile.k}; it must be {one_of(depths)}"),
         (config.cluster.n > 1, f"cluster.n is {config.cluster.n}; it must be 1, because each CTA copies its own rows"),
@@ -415,10 +428,13 @@ def unaligned_a(plan: WgmmaPlan) -> str | None:
         (scheduler.symmetry != "general", f"symmetry is {scheduler.symmetry}; it must be general"),
         (decomposition_of(config).is_serial, f"decomposition is {scheduler.decomposition}; sums leave it no registers"),
         (config.promote != 0, f"promote is {config.promote}; it must be 0"),
-    ):
-        if is_wrong:
-            return f"A is aligned to {config.a.align} bytes, so that producer warps copy it, and {what}"
-    return None
+    )
+
+
+def _fault_of_copied(plan: WgmmaPlan, *faults: tuple[bool, str]) -> str | None:
+    """The first fault of a kernel whose producer warps copy A without TMA."""
+    what = next((what for is_wrong, what in faults if is_wrong), None) if plan.is_unaligned else None
+    return what and f"A is aligned to {plan.config.a.align} bytes, so that producer warps copy it, and {what}"
 
 
 @rule(
@@ -1037,6 +1053,7 @@ RULES: tuple[Rule, ...] = (
     mixed_batching,
     alignment,
     unaligned_a,
+    unaligned_tile,
     reduction_alignment,
     sums,
     parts_batching,

@@ -380,13 +380,13 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
         ),
         (
             {"a.align": 2, "a.major": "mn", "tile.m": 256, "tile.n": 64},
-            "unaligned-a",
+            "unaligned-tile",
             "tile M is 256; it must be 64 or 128",
             None,
         ),
         (
             {"a.align": 2, "scheduler.rows": "gathered", "scheduler.batching": "grouped"},
-            "unaligned-a",
+            "unaligned-tile",
             "batching is grouped; it must be strided",
             None,
         ),

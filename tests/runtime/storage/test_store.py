@@ -221,7 +221,8 @@ def test_a_user_without_a_passwd_entry_gets_a_private_store(taken: bool, tmp_pat
     if taken:  # by somebody else, who would like to choose the kernels that we run
         (temporary / "gemmill-4242").mkdir(mode=0o777)
     # tempfile: nobody may not read it any more where the interpreter is root's.
-    code = f"import os, tempfile\nfor name in ('HOME', 'GEMMILL_STORE'): os.environ.pop(name, None)\n{AS_NOBODY}"
+    unset = "for name in ('HOME', 'GEMMILL_STORE', 'XDG_CACHE_HOME'): os.environ.pop(name, None)"
+    code = f"import os, tempfile\n{unset}\n{AS_NOBODY}"
     hits, again, (count, place) = (
         line.split() for line in finished(python(code, "", *loose, TMPDIR=str(temporary))).splitlines()
     )

@@ -107,7 +107,7 @@ def list_(store: StorePath = None) -> None:
 
 @store_app.command()
 def stats(store: StorePath = None) -> None:
-    """Print the numbers of kernels and of packs from registries, their size and the limit.
+    """Print counts, bytes and the limit.
 
     \b
     Examples:
