@@ -395,6 +395,8 @@ def alignment(plan: WgmmaPlan) -> str | None:
 def unaligned_a(plan: WgmmaPlan) -> str | None:
     """An A that producer warps copy without TMA must be bf16 or f16 and aligned to one element, and B of the same
     type."""
+    if not plan.is_unaligned:
+        return None
     a, b = plan.config.a, plan.config.b
     return _fault_of_copied(
         plan,
@@ -416,6 +418,8 @@ def unaligned_a(plan: WgmmaPlan) -> str | None:
 def unaligned_tile(plan: WgmmaPlan) -> str | None:
     """If producer warps copy A without TMA, tiles must have 64, 128 or, with a K-major A, 256 rows, and a K of 64 or
     128. No other CTA may share A, batching must be strided, and the decomposition not serial."""
+    if not plan.is_unaligned:
+        return None
     config, scheduler = plan.config, plan.config.scheduler
     rows, depths = (64, 128, 256)[: 3 if config.a.major == "k" else 2], (64, 128)
     return _fault_of_copied(
@@ -433,7 +437,7 @@ def unaligned_tile(plan: WgmmaPlan) -> str | None:
 
 def _fault_of_copied(plan: WgmmaPlan, *faults: tuple[bool, str]) -> str | None:
     """The first fault of a kernel whose producer warps copy A without TMA."""
-    what = next((what for is_wrong, what in faults if is_wrong), None) if plan.is_unaligned else None
+    what = next((what for is_wrong, what in faults if is_wrong), None)
     return what and f"A is aligned to {plan.config.a.align} bytes, so that producer warps copy it, and {what}"
 
 
