@@ -120,6 +120,7 @@ template <class Stage, int Blocks>
 struct UnalignedOperand {
   using Element = typename Stage::Element;
   static constexpr int kSize = sizeof(Element), kPerWord = 4 / kSize, kStepK = 32 / kSize;
+  static_assert(kSize == 2, "rule unaligned-a");
   using Fragment = RegisterFragments<Blocks, Stage::kTileK / kStepK>;
 
   /// Shared-memory address of the first stage.
@@ -168,7 +169,6 @@ struct UnalignedOperand {
       for (int step = 0; step < Stage::kTileK / kStepK; ++step) {
         uint32_t loaded[1][4];
         words.load(stages + stage * Stage::kBytes + block * kBlock, step * kStepK, loaded);
-        round_words<Element>(loaded[0]);
 #pragma unroll
         for (int j = 0; j < 4; ++j) fragment.values[block][step][j] = loaded[0][j];
       }
@@ -177,12 +177,7 @@ struct UnalignedOperand {
  private:
   __device__ static uint32_t load_element(uint32_t address) {
     uint32_t bits;
-    if constexpr (kSize == 4)
-      asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bits) : "r"(address));
-    else if constexpr (kSize == 2)
-      asm volatile("ld.shared.u16 %0, [%1];" : "=r"(bits) : "r"(address));
-    else
-      asm volatile("ld.shared.u8 %0, [%1];" : "=r"(bits) : "r"(address));
+    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(bits) : "r"(address));
     return bits;
   }
 };
