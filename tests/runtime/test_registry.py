@@ -214,7 +214,7 @@ def test_a_registry_without_kernels_for_a_problem_says_so(pack: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "row"),
-    [("NVIDIA H200", "NVIDIA H200"), ("NVIDIA H200 NVL", "NVIDIA H200"), ("NVIDIA H100 PCIe", "NVIDIA H100 PCIe")],
+    [("NVIDIA H200", "NVIDIA H200"), ("NVIDIA H200 NVL", "NVIDIA H200"), ("NVIDIA H20", "NVIDIA H20")],
 )
 def test_gpus_are_known_by_the_drivers_name(name: str, row: str) -> None:
     assert figures(name, (9, 0)) == GPUS[row]

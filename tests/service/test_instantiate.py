@@ -93,7 +93,7 @@ def test_some_fail_and_others_do_not(server: Running, artifact: Artifact) -> Non
         ({"wait": 1e9}, 422, "malformed"),
         ({"gpu": {"nam": "x"}}, 422, "malformed"),
         ({"gpu": {"name": "x", "arch": "hopper"}}, 422, "malformed"),
-        ({"gpu": {"name": "NVIDIA H20"}}, 422, "malformed"),
+        ({"gpu": {"name": "NVIDIA H800"}}, 422, "malformed"),
         ({"gpu": {"name": "../../x", "arch": "sm90"}}, 422, "malformed"),
         ({"gpu": {"name": "NVIDIA H200/../x", "sm_count": 8}}, 422, "malformed"),
         ({"driver_cuda": [12]}, 422, "malformed"),
@@ -130,7 +130,7 @@ def test_gpus_that_are_not_known_are_refused_with_those_that_are(server: Running
     ):
         refused, message = status(path, **gpu)
         assert (refused, "NVIDIA H200" in message, "none of" in message) == (422, True, True), path
-    for gpu in ({"name": "H100"}, {"name": "NVIDIA H100 PCIe MIG 1g.10gb"}, {"name": "NVIDIA H20", "arch": "sm90"}):
+    for gpu in ({"name": "H100"}, {"name": "NVIDIA H100 PCIe MIG 1g.10gb"}, {"name": "NVIDIA H800", "arch": "sm90"}):
         assert status("/v1/select", **gpu)[0] == 200
 
 

@@ -187,7 +187,7 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
         "step_k": slices * along_k * tile_k,  # extent of K that all of these cover in a step
         "stream": stream if stream.size else None,
         "stream_tile": (tile_m * tile_n)[stream],
-        "mma_ns": mma_cycles(tile_m, tile_n, column(configs, _multiplied_bytes)) / gpu.clock_ghz,
+        "mma_ns": mma_cycles(tile_m, tile_n, column(configs, _multiplied_bytes), gpu) / gpu.clock_ghz,
         "loaded": loaded,
         "loaded_whole": loaded[0] + loaded[1],
         "storing_ns": storing_ns,

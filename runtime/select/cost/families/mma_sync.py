@@ -58,7 +58,7 @@ _SCATTERED = 2.0
 def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu: Gpu) -> Columns:
     copies = np.array([_copy_cycles(config) for config in configs], np.float64)
     return {
-        "multiply_cycles": column(configs, _multiply_cycles),
+        "multiply_cycles": column(configs, _multiply_cycles) / gpu.mma_rate,
         "copy_cycles_a": copies[:, 0],
         "copy_cycles_b": copies[:, 1],
         "latency_ns": _LOAD_NS / (common["stages"] - 1),

@@ -7,6 +7,7 @@ compete, and the slowest sets the pace. Pingpong hides the epilogue behind the l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,21 +77,22 @@ _TRANSPOSED_BYTES_PER_CYCLE = 32.0
 """Bytes per clock that three warps transpose in shared memory."""
 
 
-def mma_cycles(tile_m: Floats, tile_n: Floats, step_bytes: Floats) -> Floats:
+def mma_cycles(tile_m: Floats, tile_n: Floats, step_bytes: Floats, gpu: Gpu) -> Floats:
     """Return the clocks in which an SM multiplies a step along K of a tile."""
     instruction = np.maximum(
-        tile_n / MMA_COLUMNS_PER_CYCLE, (SUBTILE_M + tile_n) * INSTRUCTION_K_BYTES / SHARED_BYTES_PER_CYCLE
+        tile_n / (MMA_COLUMNS_PER_CYCLE * gpu.mma_rate),
+        (SUBTILE_M + tile_n) * INSTRUCTION_K_BYTES / SHARED_BYTES_PER_CYCLE,
     )
     return np.asarray(tile_m / SUBTILE_M * step_bytes / INSTRUCTION_K_BYTES * instruction / _SUSTAINED)
 
 
 def _with_upconversion(configs: Sequence[GemmConfig], mma_ns: Floats, gpu: Gpu) -> Floats:
     """Return the time in which an SM multiplies a step along K of a tile, if a narrow A is upconverted before."""
-    clocks = column(configs, _upconverting_cycles)
+    clocks = column(configs, partial(_upconverting_cycles, gpu=gpu))
     return np.where(clocks > 0, clocks / gpu.clock_ghz, mma_ns) if clocks.any() else mma_ns
 
 
-def _upconverting_cycles(config: GemmConfig) -> float:
+def _upconverting_cycles(config: GemmConfig, gpu: Gpu) -> float:
     """Return the clocks of a step of a kernel that upconverts A; 0 for others.
 
     MMAs of one warpgroup overlap with half of those of the other, and with no upconversion of its own. Warpgroups that
@@ -100,7 +102,7 @@ def _upconverting_cycles(config: GemmConfig) -> float:
     if not plan.is_mixed:
         return 0.0
     mma = tile.m / SUBTILE_M * tile.k * config.b.loaded.bits / (8 * INSTRUCTION_K_BYTES)
-    mma *= tile.n / MMA_COLUMNS_PER_CYCLE / _SUSTAINED
+    mma *= tile.n / (MMA_COLUMNS_PER_CYCLE * gpu.mma_rate) / _SUSTAINED
     slots = _PAIR_SLOTS.get(config.a.dtype, _OTHER_PAIR_SLOTS) + plan.has_zeros
     if plan.scales_sums:
         slots = _PAIR_SLOTS_BYTES

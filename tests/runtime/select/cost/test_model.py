@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.runtime.select.problems import H200, KERNELS, problem
 
+from gemmill.library.arch import Gpu
 from gemmill.library.config.names import parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.problem import GemmProblem
@@ -40,6 +41,16 @@ def test_the_model_agrees_with_what_was_measured(size: tuple[int, int, int]) -> 
     measured = np.array(MEASURED[size])
     assert np.nanmax(np.abs(predicted / measured - 1)) < 0.2
     assert measured[predicted.argmax()] > 0.97 * np.nanmax(measured), "what it picks is as fast as any"
+
+
+@pytest.mark.parametrize(("size", "least"), [((8192, 8192, 8192), 3.6), ((64, 128, 16384), 1.0)])
+def test_slower_tensor_cores_take_longer_where_they_are_the_bound(size: tuple[int, int, int], least: float) -> None:
+    def us(gpu: Gpu) -> Any:
+        table = FeatureTable.of([(SlicedKernel(name), parse_name(name), False) for name in KERNELS], gpu)
+        return analytic(table, problem(*size), gpu)["us"]
+
+    fast, slow = us(H200), us(replace(H200, mma_rate=0.25))
+    assert ((least * fast <= slow) & (slow <= 4 * fast)).all()
 
 
 def test_blocks_of_mma_share_an_sm_where_there_are_more_than_sms() -> None:

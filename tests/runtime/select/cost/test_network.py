@@ -49,7 +49,7 @@ def test_kernels_that_could_be_the_fastest_are_corrected_as_the_network_was_fitt
 def test_groups_and_gpus_that_nobody_measured_have_the_analytic_model_alone() -> None:
     for gpu, problem in (
         (DEFAULT_GPU, replace(PROBLEM, batching="grouped", batch=8)),
-        (GPUS["NVIDIA H100 PCIe"], PROBLEM),
+        (GPUS["NVIDIA H20"], PROBLEM),
     ):
         table = table_of(PLAIN, gpu)
         assert (model.times(table, problem, gpu)["us"] == model.analytic(table, problem, gpu)["us"]).all()
