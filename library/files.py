@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 import re
-import secrets
 import stat
 import sys
 import time
@@ -213,7 +212,7 @@ def publish(path: Path, parts: Iterable[bytes]) -> None:
         else:
             place = path.resolve()
             mode = stat.S_IMODE(place.stat().st_mode) if place.exists() else None
-            _replace(place, place.parent / f".gemmill-{secrets.token_hex(8)}", parts, mode)
+            _replace(place, place.parent / f".gemmill-{os.urandom(8).hex()}", parts, mode)
     except OSError as error:
         error.filename = str(path)
         raise

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from gemmill.library.errors import CaptureError, DeviceError
-from gemmill.library.extras import cuda_major, install
 
 CAPTURE_ERRORS = range(900, 909)
 """``CUresult`` values for calls that conflict with a stream capture (cuda.h, ``CUDA_ERROR_STREAM_CAPTURE_*``)."""
@@ -25,6 +24,8 @@ def bindings() -> Any:
     try:
         driver = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
+        from gemmill.library.extras import cuda_major, install  # only errors need them
+
         way_out = install(f"cu{cuda_major()}", ("cuda-python",))
         raise DeviceError(f"cuda.bindings cannot be imported ({error}): {way_out}") from error
     try:

@@ -75,11 +75,10 @@ def opened_packs(packs: Iterable[str | Path | Pack], store: Path | None) -> tupl
     not provide one."""
     if not (files := [*packs]):
         return ()
-    from gemmill.runtime.storage.oci.reference import is_reference
+    from gemmill.runtime.storage.oci.scheme import is_reference
     from gemmill.runtime.storage.pack import Pack
-    from gemmill.runtime.storage.trust.signatures import TrustedKeys
 
-    trusted = TrustedKeys.of_settings()
+    trusted = _trusted_keys()
 
     def opened(pack: str | Path | Pack) -> Pack:
         if isinstance(pack, Pack):
@@ -87,6 +86,15 @@ def opened_packs(packs: Iterable[str | Path | Pack], store: Path | None) -> tupl
         return _pulled(str(pack), store, trusted) if is_reference(pack) else Pack.open(pack, store, trusted)
 
     return tuple(map(opened, files))
+
+
+def _trusted_keys() -> TrustedKeys | None:
+    """Return the keys in the environment; None where it sets none."""
+    if Settings.read().trusted_keys is None:
+        return None  # without importing modules for signatures
+    from gemmill.runtime.storage.trust.signatures import TrustedKeys
+
+    return TrustedKeys.of_settings()
 
 
 def _pulled(reference: str, store: Path | None, trusted: TrustedKeys | None) -> Pack:

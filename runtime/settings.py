@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -114,9 +116,11 @@ def _packs(name: str, value: str) -> tuple[str, ...]:
 
 
 def _is_reference(name: str, value: str) -> bool:
-    from gemmill.runtime.storage.oci.reference import Reference, is_reference  # deferred: most processes use none
+    from gemmill.runtime.storage.oci.scheme import is_reference
 
     if is_reference(value):
+        from gemmill.runtime.storage.oci.reference import Reference  # deferred: most processes use none
+
         try:
             Reference.of(value)
         except PackError as error:
@@ -250,3 +254,24 @@ def _warn_of(name: str) -> None:
         warnings.warn(f"{name} is not a gemmill setting{hint}", SettingWarning, stacklevel=4)
     except SettingWarning as warning:  # under -W error, an unknown variable still stops nothing
         sys.stderr.write(f"warning: {warning}\n")
+
+
+def default_store() -> Path:
+    """Return the default folder of the store, in the user's cache directory; where the user has no home, a private one
+    in the temporary directory."""
+    with suppress(RuntimeError):  # a user id without a passwd entry and without HOME, as in containers
+        path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gemmill"
+        if path.is_absolute():
+            return path
+    import tempfile
+
+    # Another user may own a folder of this name; gemmill must not run what they put there.
+    user = Path(tempfile.gettempdir()) / f"gemmill-{os.getuid()}"
+    for path in (user, *(user.with_name(f"{user.name}-{i}") for i in range(1, 100))):
+        with suppress(OSError):
+            with suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+                return path
+    return user  # the first write reports that it cannot be created

@@ -18,7 +18,7 @@ from gemmill.library.files import digest_of
 from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.storage.artifact import Artifact, canonical
 from gemmill.runtime.storage.declared_kernels import origin
-from gemmill.runtime.storage.folder import NoteLines
+from gemmill.runtime.storage.note_lines import NoteLines
 from gemmill.runtime.storage.store import Store
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
 import stat
 import tempfile
@@ -45,7 +44,7 @@ class TemporaryFolder:
 
     def _make(self, kind: str) -> None:
         # Like mkdtemp, but with a name that is known even if a signal ends this process while the folder is created.
-        self.path = Path(tempfile.gettempdir(), f"gemmill-{kind}-{secrets.token_hex(4)}")
+        self.path = Path(tempfile.gettempdir(), f"gemmill-{kind}-{os.urandom(4).hex()}")
         try:
             self.path.mkdir(0o700)
             self.path.chmod(0o700)  # the umask may have removed more

@@ -10,14 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from gemmill.library.files import make_private, publish_private, read_regular
 
@@ -43,8 +40,6 @@ _LOCKS = re.compile(r"locks/[0-9a-f]{3}\.lock")
 _FOLDERS = re.compile(rf"[0-9a-f]{{2}}|{_FOLDERS_OF_NOTES}|locks")
 _OF_FILE_SYSTEMS = re.compile(r"\./(?:lost\+found|\.nfs[0-9a-f]+)")
 """Entries that file systems create in folders."""
-MAX_LINES_BYTES = 256 << 20
-"""Largest file of lines, in bytes: enough for more than a million kernels."""
 _STALE_SECONDS = 3600
 """A temporary file of this age was left by a killed writer."""
 
@@ -168,29 +163,6 @@ class StoreFolder:
             return False
 
 
-class NoteLines:
-    """Lines of a file of a store, which only grows. Where the file cannot be read or written, the lines exist only in
-    this process.
-
-    Args:
-        store: path of the store.
-        folder: the folder of notes.
-        name: the file, a SHA-256.
-    """
-
-    def __init__(self, store: Path, folder: Literal["keys", "verified"], name: str) -> None:
-        self._folder, self._place = StoreFolder(store), (folder, name)
-        self.lines: list[str] = []
-        with suppress(OSError, UnicodeDecodeError):
-            self.lines = read_regular(store / folder / name, MAX_LINES_BYTES, private=True).decode().split("\n")
-
-    def add(self, line: str) -> None:
-        """Add one line."""
-        self.lines.append(line)
-        with suppress(OSError):
-            self._folder.append(*self._place, line)
-
-
 @contextmanager
 def _opened(root: int, folder: str) -> Iterator[int]:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
@@ -215,25 +187,4 @@ def _foreign_entry(root: int) -> str:
 
 
 def _temporary_name() -> str:
-    return f".tmp-{secrets.token_hex(8)}"
-
-
-def default_path() -> Path:
-    """Return the folder in the user's cache directory; where the user has no home, a private one in the temporary
-    directory."""
-    with suppress(RuntimeError):  # a user id without a passwd entry and without HOME, as in containers
-        path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gemmill"
-        if path.is_absolute():
-            return path
-    import tempfile
-
-    # Another user may own a folder of this name; gemmill must not run what they put there.
-    user = Path(tempfile.gettempdir()) / f"gemmill-{os.getuid()}"
-    for path in (user, *(user.with_name(f"{user.name}-{i}") for i in range(1, 100))):
-        with suppress(OSError):
-            with suppress(FileExistsError):
-                path.mkdir(mode=0o700)
-            status = path.lstat()
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
-                return path
-    return user  # the first write reports that it cannot be created
+    return f".tmp-{os.urandom(8).hex()}"

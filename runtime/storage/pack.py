@@ -23,16 +23,15 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import is_former, parse_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import ConfigError, PackError
-from gemmill.library.file_kinds import wrong_kind
 from gemmill.library.files import open_given, publish
 from gemmill.library.input.strict_json import RowError, parse, row, rows, typed
 from gemmill.library.problem import MAX_US, MIN_US, GemmProblem
 from gemmill.library.version import __version__
 from gemmill.runtime.select.choice_table import ChoiceTable
 from gemmill.runtime.select.decisions import Decision
-from gemmill.runtime.settings import Settings
+from gemmill.runtime.settings import Settings, default_store
 from gemmill.runtime.storage.artifact import MAX_BYTES, SCHEMA_VERSION, Artifact
-from gemmill.runtime.storage.folder import NoteLines, default_path
+from gemmill.runtime.storage.note_lines import NoteLines
 
 if TYPE_CHECKING:
     from gemmill.runtime.storage.trust.signatures import TrustedKeys
@@ -147,7 +146,7 @@ class Pack:
         # Verified kernels are recorded by the digest of the index, which covers that of each kernel, wherever the file
         # is. Verification by another version of gemmill does not count, since it may compute launches differently.
         verified = _sha256(f"{__version__} {SCHEMA_VERSION} {checksum.hex()}".encode())
-        self._verified = NoteLines(store or Settings.read().store or default_path(), "verified", verified)
+        self._verified = NoteLines(store or Settings.read().store or default_store(), "verified", verified)
         self._sound = {*self._verified.lines}
         self.digest = checksum.hex()
         """SHA-256, in hex, of its index, which has that of each kernel: the identity of a pack."""
@@ -204,6 +203,8 @@ class Pack:
             with open_given(path, MAX_PACK_BYTES) as file:
                 prefix = file.read(_PREFIX.size)
                 if len(prefix) < _PREFIX.size or not prefix.startswith(_MAGIC):
+                    from gemmill.library.file_kinds import wrong_kind  # deferred: not needed for packs
+
                     says = wrong_kind(path, "pack")
                     raise PackError(
                         f"{path} {says}"

@@ -22,10 +22,10 @@ from typing import Literal
 
 from gemmill.library.errors import StoreError, StoreWarning
 from gemmill.library.files import open_regular, read_regular
-from gemmill.runtime.settings import Settings
+from gemmill.runtime.settings import Settings, default_store
 from gemmill.runtime.storage import file_locks
 from gemmill.runtime.storage.artifact import MAX_BYTES, Artifact
-from gemmill.runtime.storage.folder import ENTRIES, ENTRY_FOLDERS, NOTES, PACKS, StoreFile, StoreFolder, default_path
+from gemmill.runtime.storage.folder import ENTRIES, ENTRY_FOLDERS, NOTES, PACKS, StoreFile, StoreFolder
 
 DEFAULT_MAX_BYTES = 4 << 30
 """Size limit unless ``GEMMILL_STORE_BYTES`` is set: some hundred thousand kernels."""
@@ -90,7 +90,7 @@ class Store:
 
     def __init__(self, path: Path | str | None = None, max_bytes: int | None = None) -> None:
         settings = Settings.read()
-        self.path = Path(path) if path is not None else settings.store or default_path()
+        self.path = Path(path) if path is not None else settings.store or default_store()
         caps = (max_bytes, settings.store_bytes, DEFAULT_MAX_BYTES)
         self.max_bytes = next(cap for cap in caps if cap is not None)
         self.problem: str | None = None

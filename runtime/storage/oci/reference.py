@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 
 from gemmill.library.errors import PackError
+from gemmill.runtime.storage.oci.scheme import SCHEME
 
-SCHEME = "oci://"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REFERENCE = re.compile(
     rf"(?P<host>(?:[a-zA-Z0-9.-]+|\[[0-9a-fA-F:]+\])(?::[1-9]\d{{0,4}})?)/(?P<name>{_PART}(?:/{_PART})*)"
@@ -55,8 +55,3 @@ class Reference:
     def __str__(self) -> str:
         tag = f":{self.tag}" if self.tag else ""
         return f"{SCHEME}{self.host}/{self.name}{tag}{f'@sha256:{self.digest}' if self.digest else ''}"
-
-
-def is_reference(path: object) -> bool:
-    """Whether a pack is named by reference, not by file name."""
-    return isinstance(path, str) and path.startswith(SCHEME)

@@ -30,7 +30,8 @@ from gemmill.profiler.imports.file_formats import NOTHING, Given
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
 from gemmill.profiler.sweep.units import refuse_nested
 from gemmill.runtime.registry import Registry
-from gemmill.runtime.storage.oci.reference import Reference, is_reference
+from gemmill.runtime.storage.oci.reference import Reference
+from gemmill.runtime.storage.oci.scheme import is_reference
 
 
 def argument(metavar: str, says: str, complete: Callable[[str], list[str]]) -> Any:

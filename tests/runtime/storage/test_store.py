@@ -16,8 +16,8 @@ import pytest
 
 from gemmill.library.errors import StoreWarning
 from gemmill.runtime.registry import Registry
+from gemmill.runtime.settings import default_store
 from gemmill.runtime.storage.artifact import Artifact
-from gemmill.runtime.storage.folder import default_path
 from gemmill.runtime.storage.pack import write_pack
 from gemmill.runtime.storage.store import Store
 
@@ -253,7 +253,7 @@ def test_a_full_disk_is_a_warning_and_leaves_no_half_entry(tmp_path: Path, artif
 
 def test_default_path_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_path() == tmp_path / "gemmill"
+    assert default_store() == tmp_path / "gemmill"
 
 
 RACE = """
