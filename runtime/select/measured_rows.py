@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gemmill.library.arch import Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
@@ -14,6 +16,7 @@ from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.dtypes import DTYPES, compatible_types
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.choice import RUNNERS_UP, Choice, in_words
+from gemmill.runtime.select.cost.energy import THRIFTY, padding, thriftiest
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.gpus import figures
 from gemmill.runtime.select.kernels.faults import runs_transposed
@@ -85,19 +88,29 @@ class MeasuredRows:
         """Return the caller's rows or, where there are none, the shipped ones."""
         return self.rows_of_caller(problem, arithmetic) or self.rows_that_ship(problem, arithmetic)
 
-    def choice(self, problem: GemmProblem, rows: Times) -> Choice:
-        """Return the fastest kernel of a problem's rows as a choice."""
-        (us, best), *others = rows
+    def choice(self, problem: GemmProblem, rows: Times, saves_energy: bool = False) -> Choice:
+        """Return the fastest kernel of a problem's rows as a choice; to save energy, one that is about as fast."""
+        first = self._thriftiest(problem, rows) if saves_energy else 0
+        (us, best), others = rows[first], rows[:first] + rows[first + 1 :]
         config = self.config(best.name)
         swap_ab = runs_transposed(config, problem)
         types = "" if best.name in self._configs else " with compatible types"
 
         def explain() -> str:
-            claim = f"fastest of {len(rows)} kernels measured for this problem{types}"
-            return f"{claim} on {self._gpu.name}: {us:.1f} us{in_words(config, problem, swap_ab)}"
+            claim = f"{THRIFTY}one" if first else "fastest"
+            of = f"of {len(rows)} kernels measured for this problem{types} on {self._gpu.name}"
+            return f"{claim} {of}: {us:.1f} us{in_words(config, problem, swap_ab)}"
 
         runners_up = tuple((kernel, us) for us, kernel in others[:RUNNERS_UP])
         return Choice(best, config, explain, us, lambda: runners_up, "measured", swap_ab)
+
+    def _thriftiest(self, problem: GemmProblem, rows: Times) -> int:
+        configs = [self.config(kernel.name) for _, kernel in rows]
+        swap_ab = np.array([runs_transposed(config, problem) for config in configs])
+        tile = np.array([(config.tile.m, config.tile.n) for config in configs], np.float64).T
+        symmetric = np.array([config.scheduler.symmetry == "symmetric" for config in configs])
+        covered = padding(tile, np.stack([swap_ab, ~swap_ab]).astype(np.int64), symmetric, problem)
+        return thriftiest(np.array([us for us, _ in rows]), covered)
 
     def config(self, name: str) -> GemmConfig:
         """Return the config of a kernel name, which may be unavailable."""

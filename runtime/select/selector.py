@@ -20,7 +20,18 @@ from gemmill.library.problem import GemmProblem, Regime
 from gemmill.runtime.select import slow_path
 from gemmill.runtime.select.choice import RUNNERS_UP, Candidate, Choice, RunnersUp, in_words
 from gemmill.runtime.select.cost import model
-from gemmill.runtime.select.cost.energy import HELD, NEAR, energy_of, least_us, power_us, sustained_us
+from gemmill.runtime.select.cost.energy import (
+    AS_FAST,
+    HELD,
+    NEAR,
+    THRIFTY,
+    energy_of,
+    least_us,
+    padding,
+    power_us,
+    sustained_us,
+    thriftiest,
+)
 from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.gpus import with_at_most
@@ -96,6 +107,7 @@ class Selector:
         sm_count = self._bound(sm_count)
         if min(problem.m, problem.n, problem.k, problem.batch) == 0:
             return self._choice_of_empty(problem, sm_count, arithmetic).answering(problem, None, arithmetic)
+        saves_energy = objective == "sustained" and problem.batching == "strided"
         if sm_count is not None:
             choice = self._fastest(problem, sm_count, arithmetic)
         elif rows := self._measured.rows_of_caller(problem, arithmetic):
@@ -103,9 +115,9 @@ class Selector:
         elif sustained := self._under_power(problem, objective, arithmetic):
             choice = sustained
         elif rows := self._measured.rows_that_ship(problem, arithmetic):
-            choice = self._measured.choice(problem, rows)
+            choice = self._measured.choice(problem, rows, saves_energy)
         else:
-            choice = self._fastest(problem, None, arithmetic)
+            choice = self._fastest(problem, None, arithmetic, saves_energy)
         if choice.config.scheduler.symmetry != problem.symmetry:  # rows of all of D may be measured
             choice = self.select(problem.but(symmetry="general"), sm_count, arithmetic, objective)
         return choice.answering(problem, self._slow_path(choice, problem, sm_count, arithmetic), arithmetic)
@@ -166,14 +178,20 @@ class Selector:
         table, serving = self._kernels.serving(problem, sm_count, arithmetic)
         return table, serving, model.times(table, problem, with_at_most(self.gpu, sm_count), serving)
 
-    def _fastest(self, problem: GemmProblem, sm_count: int | None, arithmetic: Arithmetic | None) -> Choice:
-        """Return the kernel with the least predicted time."""
+    def _fastest(
+        self,
+        problem: GemmProblem,
+        sm_count: int | None,
+        arithmetic: Arithmetic | None,
+        saves_energy: bool = False,
+    ) -> Choice:
+        """Return the kernel with the least predicted time; to save energy, one that is about as fast."""
 
         def times() -> _Times:
             table, serving, work = self._times(problem, sm_count, arithmetic)
             return table, serving, work["us"]
 
-        return self._choice_of_least_time(times, times(), problem, sm_count)
+        return self._choice_of_least_time(times, times(), problem, sm_count, saves_energy=saves_energy)
 
     def _under_power(self, problem: GemmProblem, objective: Regime, arithmetic: Arithmetic | None) -> Choice | None:
         """Return the kernel with the least predicted time under sustained load, where the power limit applies to the
@@ -214,16 +232,24 @@ class Selector:
         problem: GemmProblem,
         sm_count: int | None,
         why: str = "",
+        saves_energy: bool = False,
     ) -> Choice:
-        """Return the kernel with the least time; ``times`` computes them again for its runners-up."""
+        """Return the kernel with the least time; to save energy, one that is about as fast. ``times`` computes them
+        again for its runners-up."""
         table, members, us = times_of_kernels
 
         def rank() -> RunnersUp:
             recomputed = times()
             assert recomputed
-            return _runners_up(table, _ranked(*recomputed, 1 + RUNNERS_UP), recomputed[2])
+            return _runners_up(table, best, _ranked(*recomputed, 1 + RUNNERS_UP), recomputed[2])
 
-        best = int(us.argmin() if members is None else members[us.take(members).argmin()])
+        best = fastest = int(us.argmin() if members is None else members[us.take(members).argmin()])
+        if saves_energy:
+            tile, symmetric = table.columns["tile"], table.columns["symmetric"]
+            near = model.within(AS_FAST, us, members)
+            covered = padding(tile.take(near, 1), table.side.take(near, 1), symmetric.take(near), problem)
+            best = int(near[thriftiest(us.take(near), covered)])
+        why = why if best == fastest else THRIFTY
         return self._choice(table, best, float(us[best]), rank, problem, sm_count, why)
 
     def _choice_of_empty(self, problem: GemmProblem, sm_count: int | None, arithmetic: Arithmetic | None) -> Choice:
@@ -326,9 +352,10 @@ def _check_arithmetic(
         )
 
 
-def _runners_up(table: FeatureTable, order: Sequence[int], us: Floats) -> RunnersUp:
-    """Return all kernels except the first, with their times."""
-    return tuple((table.kernels[i], float(us[i])) for i in order[1:])
+def _runners_up(table: FeatureTable, best: int, order: Sequence[int], us: Floats) -> RunnersUp:
+    """Return all kernels except the best, with their times."""
+    others = [(table.kernels[i], float(us[i])) for i in order if table.kernels[i] != table.kernels[best]]
+    return tuple(others[:RUNNERS_UP])
 
 
 def _members(table: FeatureTable, serving: Integers | None) -> Integers:

@@ -21,6 +21,7 @@ from gemmill.library.manifest.load import load_manifest, shipped_manifest
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select import model_file
+from gemmill.runtime.select.choice import Choice
 from gemmill.runtime.select.cost.energy import energy_of, power_us
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.selector import Selector
@@ -49,6 +50,23 @@ def test_under_the_limit_fewer_bytes_for_a_product_win(selector: Selector) -> No
     assert held.predicted_us > 0
     assert selector.under_power(LARGE) is not None
     assert selector.under_power(SMALL) is None
+
+
+def test_with_few_rows_tiles_that_cover_less_win_where_they_are_as_fast(selector: Selector) -> None:
+    for m, source in ((1, "measured"), (4, "model")):  # shipped rows, and none
+        problem = GemmProblem(m=m, n=28672 if m == 1 else 6144, k=4096)
+        saving, alone = selector.select(problem), selector.select(problem, objective="burst")
+        assert (saving.source, alone.source) == (source, source)
+        assert covered(saving) < covered(alone) / 2
+        assert alone.predicted_us < saving.predicted_us < 1.01 * alone.predicted_us
+        assert saving.reason.startswith("about as fast as the fastest, with fewer multiply-adds outside D: ")
+        assert alone.kernel in [kernel for kernel, _ in saving.runners_up]
+        assert saving.kernel not in [kernel for kernel, _ in saving.runners_up]
+
+
+def covered(choice: Choice) -> int:
+    """Rows that a tile covers."""
+    return choice.config.tile.n if choice.swap_ab else choice.config.tile.m
 
 
 def moved(config: GemmConfig) -> float:
