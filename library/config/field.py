@@ -8,8 +8,8 @@ checks and docs are all derived from that table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from gemmill.library.epilogues.parse import canonical
 from gemmill.library.errors import ExpressionError
@@ -21,13 +21,12 @@ Value = str | int
 """The value of a field."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Field(NamedTuple):
     """The metadata of a field other than its type and default."""
 
     doc: str
     """What the field is, with its unit. The docs and the JSON Schema of manifests print it."""
-    means: Mapping[str, str] = field(default_factory=dict)
+    means: Mapping[str, str] = MappingProxyType({})
     """The meaning of each value that needs an explanation."""
     example: Value | None = None
     """A typical value, if there is no default or the default is not typical."""
@@ -47,7 +46,7 @@ class Field:
     emitter generates it in another way."""
     was: tuple[str, ...] = ()
     """Former names in manifests, filters and stored configs. gemmill still accepts them."""
-    former_words: Mapping[str, str] = field(default_factory=dict)
+    former_words: Mapping[str, str] = MappingProxyType({})
     """Present values by former ones. Kernel names and manifests can still contain the former ones."""
 
 

@@ -13,10 +13,9 @@ import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmill.library.config.domains import WORDS, are_valid, meant
 from gemmill.library.config.edited import is_edited, plain_name
@@ -37,8 +36,7 @@ _UNNUMBERED: dict[str, str] = {f"k1{word}": word for word, how in DECOMPOSITIONS
 _NUMBERED = {word: text for text, word in _UNNUMBERED.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A part of a name: the text between two underscores."""
 
     name: str

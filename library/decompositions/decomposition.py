@@ -12,14 +12,13 @@ that K over several GPUs can have the bits of one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from gemmill.library.config.model import DecompositionName, GemmConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Decomposition:
+class Decomposition(NamedTuple):
     """How CTAs share K of an output tile."""
 
     splits: range = range(1, 2)

@@ -10,7 +10,6 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -114,8 +113,7 @@ class Exponential(NamedTuple):
     """The factor of ``exp`` as a function of the magnitude of the argument."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Function:
+class Function(NamedTuple):
     """A function or operator that epilogues can use. Every row must set the columns without a default."""
 
     name: str
@@ -151,7 +149,7 @@ class Function:
     """How errors of arguments affect the result; None for monotone functions, which are evaluated at both ends."""
     is_exact_by_argument: bool = False
     """Whether ``ulps`` counts ulps of the argument, not of the result."""
-    short: Mapping[DTypeName, Short] = field(default_factory=dict)
+    short: Mapping[DTypeName, Short] = MappingProxyType({})
     """Its faster forms, by the type to which the result is rounded."""
     exponential: Exponential | None = None
     has_derivative: bool = True

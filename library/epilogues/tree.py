@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from gemmill.library.dtypes import DTYPES, FP8, INT8, DTypeName
 from gemmill.library.epilogues.function_table import FUNCTIONS
@@ -52,15 +52,13 @@ SCALE = "scale"
 """The function that computes the scales of blocks of columns."""
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(NamedTuple):
     """A constant."""
 
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(NamedTuple):
     """A tensor or scalar that the caller passes, including ``alpha`` and ``beta``."""
 
     name: str
@@ -70,15 +68,13 @@ class Operand:
     """Of a matrix."""
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """``acc``, ``c``, one of :data:`GATES`, or the result of an earlier assignment."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A call of a function or operator."""
 
     function: str
@@ -105,8 +101,7 @@ SUMS: Set[Node] = frozenset(map(Value, ("acc", *GATES)))
 Role = Literal["d", "local", "store", "max", "min", "sum", "scale"]
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(NamedTuple):
     """One statement."""
 
     name: str
@@ -412,7 +407,7 @@ def with_dtypes(epilogue: Epilogue, dtypes: Mapping[str, DTypeName]) -> Epilogue
     """The epilogue with other element types of some operands and outputs."""
 
     def change(x: Argument) -> Argument:
-        return replace(x, dtype=dtypes.get(x.name, x.dtype))
+        return x._replace(dtype=dtypes.get(x.name, x.dtype))
 
     return _changed(epilogue, change, change)
 
@@ -421,19 +416,19 @@ def with_majors(epilogue: Epilogue, majors: Mapping[str, Major]) -> Epilogue:
     """The epilogue with other majors of its matrices; ``any`` for matrices that are not named."""
 
     def change(x: Argument) -> Argument:
-        return replace(x, major=majors.get(x.name, "any"))
+        return x._replace(major=majors.get(x.name, "any"))
 
     return _changed(epilogue, change, change)
 
 
 def with_kinds(epilogue: Epilogue, kinds: Mapping[str, Kind]) -> Epilogue:
     """The epilogue with other kinds of some operands."""
-    return _changed(epilogue, lambda x: replace(x, kind=kinds.get(x.name, x.kind)), lambda x: x)
+    return _changed(epilogue, lambda x: x._replace(kind=kinds.get(x.name, x.kind)), lambda x: x)
 
 
 def with_operands(epilogue: Epilogue, names: Mapping[str, str]) -> Epilogue:
     """The epilogue with other names of some operands, ``alpha`` and ``beta`` included."""
-    return _changed(epilogue, lambda x: replace(x, name=names.get(x.name, x.name)), lambda x: x)
+    return _changed(epilogue, lambda x: x._replace(name=names.get(x.name, x.name)), lambda x: x)
 
 
 def scaled(epilogue: Epilogue, factors: Sequence[Operand]) -> Epilogue:
@@ -444,9 +439,9 @@ def scaled(epilogue: Epilogue, factors: Sequence[Operand]) -> Epilogue:
             for factor in factors:
                 node = Call("mul", (node, factor))
             return node
-        return replace(node, arguments=tuple(map(changed, node.arguments))) if isinstance(node, Call) else node
+        return node._replace(arguments=tuple(map(changed, node.arguments))) if isinstance(node, Call) else node
 
-    return Epilogue(tuple(replace(a, value=changed(a.value)) for a in epilogue.assignments))
+    return Epilogue(tuple(a._replace(value=changed(a.value)) for a in epilogue.assignments))
 
 
 def _is_simple(arguments: tuple[Node, ...]) -> bool:
@@ -465,7 +460,7 @@ def transposed(epilogue: Epilogue) -> Epilogue:
     majors: dict[Major, Major] = {"n": "m", "m": "n"}
 
     def change(x: Argument) -> Argument:
-        return replace(x, kind=kinds.get(x.kind, x.kind), major=majors.get(x.major, x.major))
+        return x._replace(kind=kinds.get(x.kind, x.kind), major=majors.get(x.major, x.major))
 
     return _changed(epilogue, change, change, _TRANSPOSED_GATES)
 
@@ -483,7 +478,7 @@ def _changed(
             return operand(node)
         if isinstance(node, Value):
             return Value(values.get(node.name, node.name))
-        return replace(node, arguments=tuple(map(changed, node.arguments))) if isinstance(node, Call) else node
+        return node._replace(arguments=tuple(map(changed, node.arguments))) if isinstance(node, Call) else node
 
-    changed_values = (replace(a, value=changed(a.value)) for a in epilogue.assignments)
+    changed_values = (a._replace(value=changed(a.value)) for a in epilogue.assignments)
     return Epilogue(tuple(output(a) if a.is_output else a for a in changed_values))

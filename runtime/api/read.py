@@ -6,10 +6,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from gemmill.library.dtypes import default_output
 from gemmill.library.epilogues.grammar import SCALES
@@ -33,8 +32,7 @@ Call = ParamSpec("Call")
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
+class Declaration(NamedTuple):
     """The name and the keywords of a public function."""
 
     name: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import prod
 from operator import add
 from typing import Any
@@ -56,7 +55,7 @@ def parts_of(gemm: Gemm) -> tuple[Gemm, tuple[Addresses, ...]]:
     for name, operand in gemm.operands.items():
         strides = [operand.batch_stride * step for step in getattr(operand, "batch_steps", ()) or weights]
         if isinstance(operand, Operand):
-            changed[name] = replace(operand, batch_stride=strides[along], batch_steps=())
+            changed[name] = operand._replace(batch_stride=strides[along], batch_steps=())
         else:
             changed[name] = operand._replace(batch_stride=strides[along])
         steps[PLACES[operand.name]] = [stride * DTYPES[operand.dtype].bits // 8 for stride in strides]
@@ -77,7 +76,7 @@ def parts_of(gemm: Gemm) -> tuple[Gemm, tuple[Addresses, ...]]:
         for index in indices
     )
     problem = gemm.problem.but(batching="strided", batch=nested[along])
-    return replace(gemm, problem=problem, nested=(), arguments=tuple(arguments), **changed), shifts
+    return gemm._replace(problem=problem, nested=(), arguments=tuple(arguments), **changed), shifts
 
 
 def _checked_before(_: Addresses) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from gemmill.emitters.real_forms import BLOCK, JOB, JOBS, THREADS, emit_real_forms, entry
@@ -64,5 +64,5 @@ def as_real(gemm: Gemm, offset: int) -> tuple[Gemm, tuple[RealOperand, ...]]:
         if operand.real_form is not None:
             at = align_up(operands[-1].end if operands else offset, BEGIN)
             operands.append(RealOperand(name, operand.real_form, at))
-            gemm = replace(gemm, **{name: replace(operand, ptr=tma.ALIGNMENT, real_form=None)})
+            gemm = gemm._replace(**{name: operand._replace(ptr=tma.ALIGNMENT, real_form=None)})
     return gemm, tuple(operands)

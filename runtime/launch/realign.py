@@ -4,7 +4,7 @@ memory, which a kernel makes (emitters/copies.py)."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from gemmill.emitters.copies import BLOCK, ENTRY, JOB, JOBS, THREADS, VECTOR, emit_copies
@@ -85,8 +85,7 @@ def realign(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[RealignedOper
         copies.append(copy)
         stride = copy.realigned_stride // size
         steps, is_turned = (stride if rows > 1 else 0, 1 if columns > 1 else 0), operand.major == turned[name]
-        there = replace(
-            operand,
+        there = operand._replace(
             ptr=tma.ALIGNMENT,
             stride=steps[0],
             batch_stride=rows * stride if operand.batch_stride else 0,
@@ -94,5 +93,5 @@ def realign(gemm: Gemm, names: Iterable[str]) -> tuple[Gemm, tuple[RealignedOper
             row_stride=steps[is_turned],
             column_stride=steps[not is_turned],
         )
-        gemm = replace(gemm, **{name: there})
+        gemm = gemm._replace(**{name: there})
     return gemm, tuple(copies)

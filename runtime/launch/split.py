@@ -4,7 +4,7 @@ of B, which another kernel finds first (emitters/magnitudes.py)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from gemmill.emitters import magnitudes
@@ -185,8 +185,7 @@ def split(gemm: Gemm, offset: int) -> tuple[Gemm, tuple[SplitOperand, ...]]:
         if not is_prepared:
             operands.append(part)
         stride = part.row_bytes // row.loaded.bytes
-        there = replace(
-            operand,
+        there = operand._replace(
             ptr=operand.ptr if is_prepared else tma.ALIGNMENT,
             dtype=row.loaded.name,
             stride=stride,
@@ -196,5 +195,5 @@ def split(gemm: Gemm, offset: int) -> tuple[Gemm, tuple[SplitOperand, ...]]:
             component_stride=max(rows, 1) * stride,
             magnitudes=part.magnitudes.offset - part.offset if part.magnitudes else None,
         )
-        gemm = replace(gemm, **{name: there})
+        gemm = gemm._replace(**{name: there})
     return gemm, tuple(operands)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmill.library.arch import L2_LINE, L2_SECTOR, TMA_MAX_STRIDE
 from gemmill.library.dtypes import DTYPES
@@ -43,8 +42,7 @@ _PROMOTIONS = {LINE: 2, 2 * LINE: 3}
 """``CUtensorMapL2promotion`` by bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Descriptor:
+class Descriptor(NamedTuple):
     """The checked arguments of ``cuTensorMapEncodeTiled``: one operand as a tensor of matrices."""
 
     box: TmaBox

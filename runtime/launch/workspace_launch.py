@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from gemmill.library.decompositions.workspace_layout import (
     WorkspaceSize,
@@ -77,7 +76,7 @@ class WorkspaceLaunch:
             space.reserve(self.size, self._kernel.spec.entry)
             if space.buffer != self._buffer:
                 if self._descriptor:
-                    replace(self._descriptor, address=space.buffer).encode(self._descriptor_address, device)
+                    self._descriptor._replace(address=space.buffer).encode(self._descriptor_address, device)
                 for descriptor, offset in self._following:
                     tma.replace_address(descriptor, space.buffer + self._converted_at + offset, device)
                 for pointer, offset in self._moved:

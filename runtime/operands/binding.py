@@ -239,8 +239,8 @@ def bind(call: GemmCall) -> Gemm:
         bound = bind_arguments(epilogue, values, d, row_axis, column_axis, groups)
         movable = staged(epilogue, bound, gemm.problem.batching)
         if movable is not epilogue:
-            gemm = replace(gemm, problem=gemm.problem.but(epilogue=spelling(movable)))
-        gemm = replace(gemm, arguments=bound)
+            gemm = gemm._replace(problem=gemm.problem.but(epilogue=spelling(movable)))
+        gemm = gemm._replace(arguments=bound)
     return gemm.transposed if upconverts_a(gemm.problem.b_dtype, gemm.problem.a_dtype) else gemm
 
 
@@ -314,8 +314,8 @@ def _bind_matrices(call: GemmCall, tensors: _Tensors, epilogue: Epilogue, may_st
         extents = extents._replace(m=m * extents.batch, batch=1)
     gemm = _assemble(call, extents, abcd, scales, epilogue)
     for name, form in forms.items():
-        written = replace(getattr(gemm, name), ptr=tensors[name].ptr, real_form=form)
-        gemm = replace(gemm, **{name: written})
+        written = getattr(gemm, name)._replace(ptr=tensors[name].ptr, real_form=form)
+        gemm = gemm._replace(**{name: written})
     return gemm if groups is None else _with_group_scales(gemm, groups, epilogue)
 
 
@@ -345,7 +345,7 @@ def _symmetric(gemm: Gemm, shape: tuple[int, ...], given_c: TensorView | None) -
     gemm = gemm.transposed if problem.d_major == "m" else gemm
     c = gemm.c.transposed if gemm.c and gemm.c.major == "m" else gemm.c
     changes: dict[str, Any] = {"c_major": c.major} if c else {}
-    return replace(gemm, c=c, problem=gemm.problem.but(symmetry="symmetric", **changes))
+    return gemm._replace(c=c, problem=gemm.problem.but(symmetry="symmetric", **changes))
 
 
 def _with_group_scales(gemm: Gemm, groups: GroupScales, epilogue: Epilogue) -> Gemm:
@@ -357,7 +357,7 @@ def _with_group_scales(gemm: Gemm, groups: GroupScales, epilogue: Epilogue) -> G
             f"{'use gate8 and up8' if epilogue.gated else 'apply it to the result'}, or upconvert b before the call"
         )
     problem = gemm.problem.but(**{f"{groups.name}_scale": groups.scaling})
-    return replace(gemm, problem=problem, scale=groups.scale, zero=groups.zero)
+    return gemm._replace(problem=problem, scale=groups.scale, zero=groups.zero)
 
 
 def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogue) -> Gemm:
@@ -393,7 +393,7 @@ def _bind_groups(call: GemmCall, tensors: _Tensors, kind: str, epilogue: Epilogu
     gemm = _assemble(call, _Extents(m, n, k, count), abcd, scales, epilogue, batching)
     if narrow:
         gemm = _with_group_scales(gemm, group_scales(abcd[1], a, tensors, (count,)), epilogue)
-    gemm = replace(gemm, groups=Table(kind, groups.ptr, stride))
+    gemm = gemm._replace(groups=Table(kind, groups.ptr, stride))
     return gemm if rows is None else _with_rows(gemm, rows, a.shape[batching == "kgrouped"])
 
 
@@ -444,7 +444,7 @@ def _with_rows(gemm: Gemm, rows: TensorView, extent: int) -> Gemm:
             f"the {found} of a span {span} bytes; with rows they must span less than 2^36: split the problem"
         )
     index = RowIndex("rows", rows.ptr, stride, extent)
-    return replace(gemm, problem=gemm.problem.but(rows="gathered"), rows=index)
+    return gemm._replace(problem=gemm.problem.but(rows="gathered"), rows=index)
 
 
 def _with_expected_rows(gemm: Gemm, rows: int) -> Gemm:
@@ -460,7 +460,7 @@ def _with_expected_rows(gemm: Gemm, rows: int) -> Gemm:
         raise OperandError(
             f"expected_rows is {rows!r:.80}; it must be a whole number from 1 to {problem.m}, the capacity of a group"
         )
-    return replace(gemm, problem=problem.but(expected_rows=rows))
+    return gemm._replace(problem=problem.but(expected_rows=rows))
 
 
 def _batching(kind: str, rank_b: int) -> BatchingName:

@@ -125,8 +125,8 @@ def _interleaved(x: Matrices, by_columns: bool) -> Matrices:
     rows, columns = (x.rows, 2 * x.columns) if by_columns else (2 * x.rows, x.columns)
     steps = (2 * x.row_stride, 1) if by_columns else (1, 2 * x.column_stride)
     batch_strides = tuple(2 * step for step in x.batch_strides)
-    return replace(
-        x, rows=rows, columns=columns, row_stride=steps[0], column_stride=steps[1], batch_strides=batch_strides
+    return x._replace(
+        rows=rows, columns=columns, row_stride=steps[0], column_stride=steps[1], batch_strides=batch_strides
     )
 
 
@@ -171,8 +171,7 @@ def _written(
     extents, steps = (2 * rows, width), (pitch // size, 1)
     if not inner_is_columns:
         extents, steps = extents[::-1], steps[::-1]
-    written = replace(
-        x,
+    written = x._replace(
         tensor=replace(x.tensor, ptr=TMA_ALIGN),
         rows=extents[0],
         columns=extents[1],

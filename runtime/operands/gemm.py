@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -51,8 +50,7 @@ class RowIndex(NamedTuple):
     """Rows of A."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gemm:
+class Gemm(NamedTuple):
     """A problem and the memory of its operands, as a kernel takes them; each operand carries the caller's name for it.
 
     Kernels can upconvert only A: with a narrow B, the GEMM is the transposed one.
@@ -115,8 +113,7 @@ class Gemm:
     @property
     def transposed(self) -> Gemm:
         """The same operation as D^T = B^T A^T: see :attr:`GemmProblem.transposed`."""
-        return replace(
-            self,
+        return self._replace(
             problem=self.problem.transposed,
             a=self.b.transposed,
             b=self.a.transposed,

@@ -7,7 +7,6 @@ of groups along K are read likewise.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from gemmill.runtime.operands.complex_products import RealForm
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(NamedTuple):
     """A, B, C or D in memory: matrices at one batch stride."""
 
     name: str
@@ -80,11 +78,10 @@ class Operand:
     def transposed(self) -> Operand:
         """The operand with rows and columns exchanged. The majors of A and B are named relative to K, so they stay."""
         major = {"n": "m", "m": "n"}.get(self.major, self.major)
-        return replace(self, major=major, row_stride=self.column_stride, column_stride=self.row_stride)
+        return self._replace(major=major, row_stride=self.column_stride, column_stride=self.row_stride)
 
 
-@dataclass(frozen=True, slots=True)
-class Matrices:
+class Matrices(NamedTuple):
     """A tensor as a batch of matrices, rows x columns; strides in elements."""
 
     name: str
@@ -132,7 +129,7 @@ def merge(batch: tuple[int, ...], operands: Sequence[Matrices | None]) -> tuple[
         return batch, tuple(operands)
     extents, strides = _joined_extents(batch, [x.batch_strides for x in operands if x is not None])
     merged = iter(strides)
-    return extents, tuple(x and replace(x, batch_strides=next(merged)) for x in operands)
+    return extents, tuple(x and x._replace(batch_strides=next(merged)) for x in operands)
 
 
 def one_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
@@ -201,7 +198,7 @@ def stacks(matrices: Matrices) -> bool:
 def stacked(matrices: Matrices, rows: int) -> Matrices:
     """Return the whole batch as one matrix."""
     step = matrices.batch_stride if matrices.rows == 1 else matrices.row_stride
-    return replace(matrices, rows=rows, row_stride=step, batch_strides=())
+    return matrices._replace(rows=rows, row_stride=step, batch_strides=())
 
 
 def operand(x: Matrices, batch: tuple[int, ...], columns_contiguous: str, rows_contiguous: str, first: str) -> Operand:

@@ -4,9 +4,8 @@ tensors."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmill.library.errors import OperandError
 from gemmill.runtime.operands.call import GemmCall
@@ -17,8 +16,7 @@ _MAX_WORK = 100_000
 """Limit of NumPy's search for a common byte, some milliseconds of work; beyond it, gemmill refuses the call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(NamedTuple):
     """The bytes of a tensor that has elements, relative to its address."""
 
     name: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -211,13 +210,13 @@ def _inlined(assignments: list[Assignment]) -> list[Assignment]:
         if assignment.role == "d" or reads > 1:
             kept.insert(0, assignment)
         elif reads:
-            kept = [replace(x, value=_with(x.value, {name: assignment.value})) for x in kept]
+            kept = [x._replace(value=_with(x.value, {name: assignment.value})) for x in kept]
     return kept
 
 
 def _with(tree: Node, replacements: Mapping[Node, Node]) -> Node:
     if isinstance(tree, Call):
-        return replace(tree, arguments=tuple(_with(x, replacements) for x in tree.arguments))
+        return tree._replace(arguments=tuple(_with(x, replacements) for x in tree.arguments))
     return replacements.get(tree, tree)
 
 

@@ -84,7 +84,7 @@ def quantising(node: Node, dtype: DTypeName, gate: str, factor: Node) -> Epilogu
 
     def gated(x: Node) -> Node:
         if isinstance(x, Call):
-            return replace(x, arguments=tuple(map(gated, x.arguments)))
+            return x._replace(arguments=tuple(map(gated, x.arguments)))
         return Value(columns[0]) if x == Value("acc") else x
 
     h = Call("mul", (gated(node), Value(columns[1])))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ def with_real_forms(gemm: Gemm, memory: dict[str, Any]) -> tuple[Gemm, dict[str,
         jobs += source.to_bytes(8, "little") + (into + operand.offset).to_bytes(8, "little") + job[16:]
         begin += operand.ctas
         at = room.ctypes.data + operand.offset
-        there = replace(there, **{operand.name: replace(getattr(there, operand.name), ptr=at)})
+        there = there._replace(**{operand.name: getattr(there, operand.name)._replace(ptr=at)})
     jobs += b"".join(
         bytes(kernel.job_bytes - 4) + begin.to_bytes(4, "little") for _ in range(kernel.jobs - len(operands))
     )

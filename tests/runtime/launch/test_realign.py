@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,7 +51,7 @@ def test_copies_hold_what_the_operands_hold(
         rows, columns, contiguous, own = shapes[copy.name]
         before, after = getattr(gemm, copy.name), getattr(there, copy.name)
         assert (after.ptr, after.align, bool(after.batch_stride)) == (tma.ALIGNMENT, 16, bool(before.batch_stride))
-        copied = matrices(replace(after, ptr=base + copy.offset), (p.batch,), rows, columns, contiguous, memory, 0)
+        copied = matrices(after._replace(ptr=base + copy.offset), (p.batch,), rows, columns, contiguous, memory, 0)
         assert np.array_equal(copied, matrices(before, (p.batch,), rows, columns, contiguous, own, 0))
     assert base + size <= memory.ctypes.data + memory.nbytes
 
