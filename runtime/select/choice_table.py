@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from gemmill.library.bits import fault_of
 from gemmill.library.config.edited import is_edited
@@ -28,8 +27,7 @@ ALL_EXTENTS = (*EXTENTS, "batch")
 """The extents of a problem."""
 
 
-@dataclass(frozen=True, slots=True)
-class Formats:
+class Formats(NamedTuple):
     """Formats of problems."""
 
     word: str
@@ -39,8 +37,7 @@ class Formats:
     """What M, N and K of a problem must be multiples of."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableKernel:
+class TableKernel(NamedTuple):
     """A kernel as a table names it."""
 
     name: str
@@ -56,8 +53,7 @@ class TableKernel:
         return f"{SlicedKernel(self.name, self.slices)}{', transposed' if self.swap_ab else ''}"
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """A problem without one extent, and the kernel for each range of that extent."""
 
     formats: int
@@ -103,8 +99,7 @@ class Layer:
         return f"{m}x{n}x{k}" + (f"x{self.batch}" if self.batch != 1 else "")
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceTable:
+class ChoiceTable(NamedTuple):
     """The kernels of a pack for the layers of a model."""
 
     gpu: str
@@ -115,6 +110,11 @@ class ChoiceTable:
     formats: tuple[Formats, ...]
     kernels: tuple[TableKernel, ...]
     layers: tuple[Layer, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the table as JSON that :meth:`read` reads."""
+        of_rows = {name: [row._asdict() for row in getattr(self, name)] for name in ("formats", "kernels", "layers")}
+        return self._asdict() | of_rows
 
     @classmethod
     def read(cls, place: str, value: Any, members: Collection[str]) -> ChoiceTable:

@@ -118,7 +118,7 @@ def pack_parts(
         "signature": None,
         "members": [member._asdict() for member in members],
         "decisions": [*map(asdict, decisions)],
-    } | ({} if choices is None else {"choices": asdict(choices)})
+    } | ({} if choices is None else {"choices": choices.to_json()})
     index = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     return [_PREFIX.pack(_MAGIC, len(index), hashlib.sha256(index).digest()), index, *contents]
 

@@ -116,7 +116,7 @@ def document(table: ChoiceTable) -> dict[str, Any]:
             problem = GemmProblem.from_text(text).with_narrow_a
             yield {"text": text, "problem": asdict(problem), "choice": chosen(chooser, problem)}
 
-    return {"choices": asdict(table), "cases": [*cases()]}
+    return {"choices": table.to_json(), "cases": [*cases()]}
 
 
 if __name__ == "__main__":

@@ -224,7 +224,7 @@ def summary(
             for a in artifacts
         ],
         "decisions": [*map(asdict, decisions)],
-        "choices": choices and asdict(choices),
+        "choices": choices and choices.to_json(),
     }
 
 

@@ -9,7 +9,6 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -260,7 +259,7 @@ def test_a_registry_of_packs_chooses_by_their_tables(packs: tuple[Path, Path]) -
 def test_a_kernel_that_does_not_support_a_problem_is_damage(packs: tuple[Path, Path]) -> None:
     choices = Pack.open(packs[0]).choices
     assert choices
-    content = json.loads(json.dumps(asdict(choices)).replace("bf16 k none bf16 k", "f16 k none f16 k"))
+    content = json.loads(json.dumps(choices.to_json()).replace("bf16 k none bf16 k", "f16 k none f16 k"))
     wrong = ChoiceTable.read("choices", content, Pack.open(packs[0]).names())
     with pytest.raises(PackError, match=r"wrong.pack: the choice table names .* it needs A's dtype bf16"):
         TableChooser([TableOfPack(wrong, "wrong.pack")]).choose(GemmProblem(512, 256, 128, a="f16", d="bf16"), None)
