@@ -21,7 +21,7 @@ from gemmill.profiler.training.rows import COMPILED_IN, is_realigned, of_problem
 from gemmill.runtime.select.model_file import FORMATS, formats_of
 
 SUITES = (
-    *("h200", "llm", "deepseek", "uneven", "heads", "batched", "decimal"),
+    *("h200", "llm", "mid-rows", "deepseek", "uneven", "heads", "batched", "decimal"),
     *("input-gradients", "weight-gradients", "m-major", "deep-narrow"),
 )
 """Suites whose shapes are in the tables."""

@@ -49,7 +49,7 @@ def test_a_shipped_table_names_kernels_that_ship_and_serve_its_problems(
     assert tables is not None
     assert {kernel.name for kernel in tables.kernels} <= set(everything)
     for table in content["measured"]["tables"]:
-        assert (*table["formats"], "rows", "symmetry") == FORMATS  # of before they were formats
+        assert (*table["formats"], "rows", "symmetry")[: len(FORMATS)] == FORMATS  # the H100's has not the last two
         for extents in table["problems"]:
             m, n, k, *_ = map(int, extents.split("x"))
             problem = GemmProblem(m=m, n=n, k=k, **table["formats"])
