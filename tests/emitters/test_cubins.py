@@ -75,6 +75,11 @@ SAMPLE = [
     # Promoted: the widest WGMMA there is, and where blocks exchange sums two halves in its place.
     "sm90a_e4m3k16_e4m3k16_f32p4_none_bf16n16_128x192x128_2x1_cooperative_s4_m8_k1_linear",
     "sm90a_e4m3k16_e4m3k16_f32p4_none_bf16n16_128x192x128_1x1_cooperative_s3_m8_k2cluster_linear",
+    # An A that producer warps copy, with as many accumulators as there may be.
+    "sm90a_bf16k2_bf16mn16_f32_none_bf16n16_256x64x64_1x1_cooperative_s4_m8_k1_linear",
+    "sm90a_tf32k4_tf32k16_f32_none_f32m16_128x256x32_1x1_cooperative_s3_m8_splitk_linear",
+    "sm90a_e5m2mn1_e4m3k16_f32_none_bf16m16_64x144x128_1x1_pingpong_s6_m8_k2cluster_linear",
+    "sm90a_u8k1_s8k16_s32_none_s32m16_128x64x128_1x1_pingpong_s7_m8_k1_linear",
     # Scales of a byte: with as many rows as there may be, and as many stages under way.
     "sm90a_e4m3k16s1x128e8_e4m3k16s128x128e8_f32p4_none_bf16n16_256x128x128_1x2_cooperative_s3_m8_k1_linear",
     "sm90a_e4m3k16s1x128e8_e4m3k16s128x128e8_f32p4_none_bf16n16_64x64x128_2x1_pingpong_s12_m8_k1_linear",

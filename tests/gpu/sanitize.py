@@ -43,6 +43,8 @@ KINDS: tuple[dict[str, Value], ...] = (
     # An A that producer warps copy, since its rows begin anywhere.
     {"a.align": 2, "tile.n": 64, "c.dtype": "none", "d.dtype": "bf16"},
     {"a.align": 2, "a.major": "mn", "tile.n": 64, "c.dtype": "none", "d.dtype": "bf16"},
+    {"a.align": 4, "a.dtype": "tf32", "tile.n": 64, "c.dtype": "none", "d.dtype": "f32"},
+    {"a.align": 1, "a.dtype": "s8", "b.dtype": "s8", "a.major": "mn", "tile.n": 64, "c.dtype": "none"},
     # A is transposed in place, B to another one.
     {"a.dtype": "s8", "b.dtype": "s8", "a.major": "mn", "b.major": "mn", "tile.m": 128, "tile.n": 64, "tile.k": 128},
     {"a.dtype": "e4m3", "b.dtype": "e5m2", "promote": 4, "a.scale": "none", "d.dtype": "e4m3"},

@@ -10,6 +10,7 @@ from tests.gpu.harness import check, kernel, least_aligns, make_case, run, torch
 import gemmill
 from gemmill.library.config.model import GemmConfig, MajorAB
 from gemmill.library.config.names import kernel_name
+from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import CaptureError, UnsupportedProblemError
 from gemmill.runtime.registry import Registry
 
@@ -33,6 +34,12 @@ KERNELS: tuple[GemmConfig, ...] = (
     kernel("256x64x64", a__align=2, c__dtype="bf16", scheduler__decomposition="splitk"),
     kernel("128x128x64", "cooperative", "2x1", a__align=2, a__major="mn", scheduler__decomposition="stream"),
     kernel("64x64x64", "pingpong", a__align=2, scheduler__decomposition="cluster", scheduler__splits=2),
+    kernel("128x64x32", ab="tf32", a__align=4, d__major="m", scheduler__decomposition="splitk"),
+    kernel("64x32x64", "pingpong", ab="tf32", a__align=4, a__major="mn"),
+    kernel("128x64x128", ab="e4m3", a__align=1, b__dtype="e5m2", scheduler__decomposition="splitk"),
+    kernel("64x32x128", "pingpong", ab="e5m2", a__align=1, a__major="mn", d__major="m"),
+    kernel("64x64x128", "pingpong", ab="s8", a__align=1, scheduler__decomposition="cluster", scheduler__splits=2),
+    kernel("128x128x128", ab="u8", a__align=1, a__major="mn", b__dtype="s8", scheduler__decomposition="stream"),
 )
 
 
@@ -50,11 +57,21 @@ def test_operands_of_any_alignment(config: GemmConfig, registry: Registry) -> No
 
 
 @pytest.mark.parametrize("major", ["k", "mn"])
-def test_producer_warps_copy_rows_of_any_pitch(major: MajorAB, registry: Registry) -> None:
-    config = kernel("128x64x64", a__align=2, a__major=major, d__major="m", scheduler__decomposition="splitk")
-    for residue in range(8):
-        n, k = 296 + residue, 641 + 3 * residue
-        check(config, n, 64 - residue, k, registry, aligns={"a": 2, "d": 2}, offset=residue, slices=1 + residue)
+@pytest.mark.parametrize("dtype", ["bf16", "tf32", "e4m3", "s8"])
+def test_producer_warps_copy_rows_of_any_pitch(dtype: str, major: MajorAB, registry: Registry) -> None:
+    """For every place of the first element within 16 bytes, and every pitch; with the bits of a kernel that TMA
+    serves."""
+    size = DTYPES[dtype].bytes
+    options: dict[str, Any] = {"ab": dtype, "a__major": major, "d__major": "m", "scheduler__decomposition": "splitk"}
+    aligned, config = (kernel(f"128x64x{128 // size}", a__align=align, **options) for align in (16, size))
+    for residue in range(16 // size):
+        m, n, k = 304 + residue, 64 - residue, 641 + 3 * residue
+        how: dict[str, Any] = {"aligns": least_aligns(config), "offset": residue}
+        check(config, m, n, k, registry, slices=1 + residue % 8, **how)
+        cases = [make_case(x, m, n, k, data="random", **how) for x in (aligned, config)]
+        for x, case in zip((aligned, config), cases, strict=True):
+            run(x, case, registry, slices=1 + residue % 8)
+        assert torch.equal(*(case.d.tensor for case in cases)), f"{m}x{n}x{k}"
 
 
 def odd(rows: int, columns: int) -> Any:

@@ -65,8 +65,11 @@ TRANSPOSED_DEPTHS = (64, 128, 256)
 """Supported depths in bytes along K of transposed stages: those that warps can divide among their lanes."""
 ALIGNS = (1, 2, 4, 8, 16)
 """Alignments of C and D that the reduction kernel supports. It accesses them without TMA."""
-UNALIGNED, UNALIGNED_BYTES = ("bf16", "f16"), 2
-"""Types of an A that producer warps copy without TMA, and its alignment: one element."""
+UNALIGNED = ("bf16", "f16", "tf32", *FP8, *INT8)
+"""Types of an A that producer warps copy without TMA."""
+UNALIGNED_K_BYTES, UNALIGNED_K = (128, 256), 128
+"""Bytes along K of a stage of such an A, and its most elements: with more, the rows that a thread copies would begin at
+other places within 16 bytes."""
 MIXED_TILE_K = (64, 128, 256)
 """Tile K of kernels with a narrow A."""
 GATHERED_M, GATHERED_ROW, GATHERED_STEP = 128, 128, 16
@@ -388,40 +391,44 @@ def alignment(plan: WgmmaPlan) -> str | None:
 
 @rule(
     "unaligned-a",
-    ("a.align", "a.dtype", "b.dtype"),
+    ("a.align", "a.dtype", "b.dtype", "b.major"),
     "gemmill: emitters/include/gemmill/copy/unaligned.cuh",
     WgmmaPlan,
 )
 def unaligned_a(plan: WgmmaPlan) -> str | None:
-    """An A that producer warps copy without TMA must be bf16 or f16 and aligned to one element, and B of the same
-    type."""
+    """An A that producer warps copy without TMA must be aligned to one element of 8, 16 or 32 bits. B must have as many
+    bits and, unless they are 16, be K-major."""
     if not plan.is_unaligned:
         return None
     a, b = plan.config.a, plan.config.b
+    bits = a.type.bits
     return _fault_of_copied(
         plan,
         (a.dtype not in UNALIGNED, f"A is {a.dtype}; it must be {one_of(UNALIGNED)}"),
-        (b.dtype != a.dtype, f"B is {b.dtype}; it must be {a.dtype}, as A is"),
-        (a.align != UNALIGNED_BYTES, f"the alignment of A must be {one_of((UNALIGNED_BYTES, TMA_ALIGN))}"),
+        (b.type.bits != bits, f"B is {b.dtype}; it must have {bits} bits, as A has"),
+        (8 * a.align != bits, f"the alignment of A must be {one_of((bits // 8, TMA_ALIGN))}"),
+        (b.major == "mn" and bits != 16, f"B is {b.dtype} and mn-major; it must be k-major: no warp transposes it"),
     )
 
 
 @rule(
     "unaligned-tile",
     (
-        *("a.align", "a.major", "tile.m", "tile.k", "cluster.n", "promote"),
+        *("a.align", "a.dtype", "a.major", "tile.m", "tile.k", "cluster.n", "promote"),
         *("scheduler.batching", "scheduler.rows", "scheduler.symmetry", "scheduler.decomposition"),
     ),
     "gemmill: emitters/include/gemmill/copy/unaligned.cuh",
     WgmmaPlan,
 )
 def unaligned_tile(plan: WgmmaPlan) -> str | None:
-    """If producer warps copy A without TMA, tiles must have 64, 128 or, with a K-major A, 256 rows, and a K of 64 or
-    128. No other CTA may share A, batching must be strided, and the decomposition not serial."""
+    """If producer warps copy A without TMA, tiles must have 64, 128 or, with a K-major A, 256 rows, and along K 128 or
+    256 bytes, at most 128 elements. No other CTA may share A, batching must be strided, and the decomposition not
+    serial."""
     if not plan.is_unaligned:
         return None
     config, scheduler = plan.config, plan.config.scheduler
-    rows, depths = (64, 128, 256)[: 3 if config.a.major == "k" else 2], (64, 128)
+    rows = (64, 128, 256)[: 3 if config.a.major == "k" else 2]
+    depths = sorted({min(8 * size // config.a.type.bits, UNALIGNED_K) for size in UNALIGNED_K_BYTES})
     return _fault_of_copied(
         plan,
         (config.tile.m not in rows, f"tile M is {config.tile.m}; it must be {one_of(rows)}"),
@@ -1088,7 +1095,7 @@ RULES: tuple[Rule, ...] = (
 
 DOMAINS: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {
-        "a.align": (UNALIGNED_BYTES, TMA_ALIGN),
+        "a.align": (1, 2, 4, TMA_ALIGN),
         "b.align": (TMA_ALIGN,),
         **{f"{operand}.align": ALIGNS for operand in "cd"},
         "tile.m": tuple(sorted({m for rows in TILE_M.values() for m in rows})),

@@ -379,6 +379,24 @@ def test_legal_configs_get_no_verdict(name: str) -> None:
             {"a.align": 2},
         ),
         (
+            {"a.dtype": "tf32", "b.dtype": "tf32", "d.dtype": "f32", "a.align": 4, "b.major": "mn", "tile.k": 32},
+            "unaligned-a",
+            "B is tf32 and mn-major; it must be k-major: no warp transposes it",
+            {"a.align": 16},
+        ),
+        (
+            {"a.dtype": "e4m3", "b.dtype": "bf16", "a.align": 1},
+            "unaligned-a",
+            "B is bf16; it must have 8 bits, as A has",
+            None,
+        ),
+        (
+            {"a.dtype": "s8", "b.dtype": "u8", "accumulator": "s32", "d.dtype": "s32", "a.align": 1, "tile.k": 64},
+            "unaligned-tile",
+            "tile K is 64; it must be 128",
+            {"tile.k": 128},
+        ),
+        (
             {"a.align": 2, "a.major": "mn", "tile.m": 256, "tile.n": 64},
             "unaligned-tile",
             "tile M is 256; it must be 64 or 128",

@@ -114,13 +114,12 @@ struct UnalignedLoad : CopyArrivals {
 
 /// One thread's part of A in each stage, for WGMMAs that read A from registers.
 ///
-/// A word holds elements that are adjacent along K. In stages with rows along K it is put together from two words of
-/// shared memory, in others from an element of each of several rows.
+/// A word holds elements that are adjacent along K. Unless it is one element, it is put together from two words of shared
+/// memory in stages with rows along K, and from an element of each of several rows in others.
 template <class Stage, int Blocks>
 struct UnalignedOperand {
   using Element = typename Stage::Element;
   static constexpr int kSize = sizeof(Element), kPerWord = 4 / kSize, kStepK = 32 / kSize;
-  static_assert(kSize == 2, "rule unaligned-a");
   using Fragment = RegisterFragments<Blocks, Stage::kTileK / kStepK>;
 
   /// Shared-memory address of the first stage.
@@ -141,7 +140,7 @@ struct UnalignedOperand {
     __device__ void load(uint32_t stage, int k, uint32_t (&words)[1][4]) const {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        // Rows a half step apart begin at the same place within 16 bytes.
+        // Rows a half step apart, which has 16 bytes of a K-major A, begin at the same place within 16 bytes.
         int const group = FragmentOrder<Side::A, 2>::group_of(j), half = FragmentOrder<Side::A, 2>::half_of(j);
         uint32_t const at = stage + (k + half * kStepK / 2) * Stage::kPitch + group * 8 * kSize;
         uint32_t word = 0;
@@ -149,6 +148,7 @@ struct UnalignedOperand {
         for (int i = 0; i < kPerWord; ++i) word |= load_element(at + bases[i]) << 8 * kSize * i;
         words[0][j] = word;
       }
+      round_words<Element>(words[0]);
     }
   };
   using Words = cute::conditional_t<
@@ -177,7 +177,12 @@ struct UnalignedOperand {
  private:
   __device__ static uint32_t load_element(uint32_t address) {
     uint32_t bits;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(bits) : "r"(address));
+    if constexpr (kSize == 4)
+      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(bits) : "r"(address));
+    else if constexpr (kSize == 2)
+      asm volatile("ld.shared.u16 %0, [%1];" : "=r"(bits) : "r"(address));
+    else
+      asm volatile("ld.shared.u8 %0, [%1];" : "=r"(bits) : "r"(address));
     return bits;
   }
 };

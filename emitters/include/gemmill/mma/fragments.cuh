@@ -137,7 +137,7 @@ struct Fragments {
   }
 };
 
-/// The same for rows that begin at any byte: a word may span two words of shared memory.
+/// The same for rows that begin at any element: a word may span two words of shared memory.
 template <class Element, int Align, int TileMN, int TileK, class Word, Side kSide>
 struct Fragments<ShiftedLayout<Element, Align, TileMN, TileK>, Word, kSide> {
   using Layout = ShiftedLayout<Element, Align, TileMN, TileK>;
@@ -168,8 +168,11 @@ struct Fragments<ShiftedLayout<Element, Align, TileMN, TileK>, Word, kSide> {
         int const group = Order::group_of(j);
         uint32_t const address = stage + bases[group % kShifts] + (i * 16 + group * 8) * Layout::kPitch +
                                  k * int(sizeof(Element)) + Order::half_of(j) * 16;
-        words[i][j] = __funnelshift_r(load_shared<Word>(address), load_shared<Word>(address + 4), bits);
+        words[i][j] = load_shared<Word>(address);
+        if constexpr (sizeof(Element) < sizeof(Word))
+          words[i][j] = __funnelshift_r(words[i][j], load_shared<Word>(address + 4), bits);
       }
+      round_words<Element>(words[i]);
     }
   }
 
@@ -177,7 +180,6 @@ struct Fragments<ShiftedLayout<Element, Align, TileMN, TileK>, Word, kSide> {
   /// Rows 16 apart have the same shift; with even strides also rows 8 apart. The shift within a word, in bits, is the
   /// same for all rows of a lane.
   static constexpr int kShifts = Align % 2 == 0 ? 1 : 2;
-  static_assert(sizeof(Element) < sizeof(Word), "words are put together of elements");
 
   int bases[kShifts], bits;
 };

@@ -40,17 +40,6 @@ struct WgmmaTraits {
   static constexpr bool kColumns = kBitsA == 32 && Config::kMajorA == MajorIn::MN;
   /// Whether A is upconverted to e4m3, and the sums of each stage are scaled and added in f32. `Total` then holds them.
   static constexpr bool kScalesSums = kMixed && Config::kPromote;
-  using StagesA =
-      cute::conditional_t<kMixed, OperandStages<uint8_t, MajorIn::K, Config::kTileM, Config::kTileK * kBitsA / 8, false>,
-                          OperandStages<typename Config::A, Config::kMajorA, Config::kTileM, Config::kTileK, !kColumns>>;
-  using StagesB = OperandStages<typename Config::B, Config::kMajorB, Config::kTileN, Config::kTileK, true>;
-  static constexpr bool kTransposes = StagesA::kTransposed || StagesB::kTransposed;
-  using TmaLayoutA = typename StagesA::TmaLayout;
-  using TmaLayoutB = typename StagesB::TmaLayout;
-  using A = typename StagesA::MmaLayout;
-  using B = typename StagesB::MmaLayout;
-  /// Bytes of a stage of B as MMAs read it.
-  static constexpr int kStageBytesB = Config::Terms::kComponents * B::kBytes;
   /// Whether rows of A and columns of B were scaled before f32 was split: f16 has less range.
   static constexpr bool kScaledRows = Config::Terms::kComponents > 1 && cute::is_same_v<typename Config::A, f16>;
   /// Whether A and B have block scales, of type Config::Scale.
@@ -82,6 +71,17 @@ struct WgmmaTraits {
   static constexpr bool kUnalignedA = kIsUnaligned<typename Scheduler::Params>;
   using UnalignedA = UnalignedStage<typename Config::A, Config::kMajorA, Config::kTileM, Config::kTileK>;
   static constexpr bool kRegistersA = kMixed || kColumns || kUnalignedA;
+  using StagesA =
+      cute::conditional_t<kMixed, OperandStages<uint8_t, MajorIn::K, Config::kTileM, Config::kTileK * kBitsA / 8, false>,
+                          OperandStages<typename Config::A, Config::kMajorA, Config::kTileM, Config::kTileK, !kRegistersA>>;
+  using StagesB = OperandStages<typename Config::B, Config::kMajorB, Config::kTileN, Config::kTileK, true>;
+  static constexpr bool kTransposes = StagesA::kTransposed || StagesB::kTransposed;
+  using TmaLayoutA = typename StagesA::TmaLayout;
+  using TmaLayoutB = typename StagesB::TmaLayout;
+  using A = typename StagesA::MmaLayout;
+  using B = typename StagesB::MmaLayout;
+  /// Bytes of a stage of B as MMAs read it.
+  static constexpr int kStageBytesB = Config::Terms::kComponents * B::kBytes;
   /// Bytes of a stage of A as MMAs read it.
   static constexpr int kStageBytesA = kUnalignedA ? UnalignedA::kBytes : Config::Terms::kComponents * A::kBytes;
   enum : int { kClusterSplits = Scheduler::kClusterSplits };
