@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from tests.cases.environments import build
 
 from gemmill.library.version import __version__
 
@@ -44,15 +45,9 @@ int main() { std::puts(gemmill_version()); }
 SMALL = "sm90a_bf16k16_bf16k16_f32_none_bf16n16_64x32x64_1x1_pingpong_s4_m1_k1_linear"
 
 
-def _build(source: Path, to: Path) -> Path:
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(to), str(source)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return to
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _build(ROOT, tmp_path_factory.mktemp("built"))
+    return build(ROOT, tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture
@@ -127,8 +122,8 @@ def test_programs_link_the_library_of_the_wheel(built: Path, tmp_path: Path) -> 
 
 @pytest.mark.heavy
 def test_without_a_compiler_the_wheel_is_pure(tmp_path: Path) -> None:
-    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT)
-    done = _run(*build, PATH=str(tmp_path))
+    command = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT)
+    done = _run(*command, PATH=str(tmp_path))
     assert "without libgemmill" in done.stdout + done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name == f"gemmill-{__version__}-py3-none-any.whl"
@@ -146,7 +141,7 @@ def test_bytes_depend_neither_on_time_nor_on_the_rights_of_files(built: Path, tm
     pack = ["tar", "-c", "--null", "-T", "-", "--mode=go-rwx", "--mtime=2001-01-01"]
     packed = subprocess.run(pack, cwd=ROOT, input=names, check=True, capture_output=True)
     subprocess.run(["tar", "-x"], cwd=copy, input=packed.stdout, check=True)
-    again = _build(copy, tmp_path / "again")
+    again = build(copy, tmp_path / "again")
     for file in built.iterdir():
         assert (again / file.name).read_bytes() == file.read_bytes(), file.name
 

@@ -59,15 +59,26 @@ def missing_output(page: Path, printed: str, gpu: bool) -> list[str]:
     return [text for text, pattern in zip(shown, patterns, strict=True) if not re.search(pattern, line)]
 
 
-PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if blocks(page)]
-"""README and the pages of the docs that have such blocks."""
+PAGES = [page for page in DOCUMENTS if blocks(page)]
+"""Those that have such blocks."""
+CLONED = ("examples", "integrations", "runtime")
+"""Folders of a clone that pages name."""
 
 
-def run_page(page: Path, folder: Path, gpu: bool) -> list[str]:
-    """Run the blocks of a page in a folder beside ``examples``, those that need a GPU if there is one: a manifest or
-    suite is saved by its name, commands and programs must succeed. What each command and program printed."""
-    (folder / "examples").symlink_to(ROOT / "examples")
-    environment = os.environ | {"PATH": f"{_programs(folder / '.programs')}{os.pathsep}{os.environ['PATH']}"}
+def run_page(page: Path, folder: Path, gpu: bool, variables: Mapping[str, str] | None = None) -> list[str]:
+    """Run the blocks of a page in a folder beside those of a clone, those that need a GPU if there is one: a manifest
+    or suite is saved by its name, commands and programs must succeed. What each command and program printed.
+
+    Args:
+        page: the page.
+        folder: where its blocks run.
+        gpu: whether there is a GPU.
+        variables: the whole environment of the blocks. Default: that of this process, with this interpreter.
+    """
+    for cloned in CLONED:
+        (folder / cloned).symlink_to(ROOT / cloned)
+    if variables is None:
+        variables = os.environ | {"PATH": f"{_programs(folder / '.programs')}{os.pathsep}{os.environ['PATH']}"}
     printed = []
     remembered = ""
     for needs_gpu, kind, text in blocks(page):
@@ -78,9 +89,8 @@ def run_page(page: Path, folder: Path, gpu: bool) -> list[str]:
             (folder / f"{named}.yaml").write_text(text, encoding="utf-8")
             continue
         script = f"set -e\n{remembered}{text}" if kind in SHELLS else text
-        command = [kind if kind in SHELLS else sys.executable, "-c", script]
         done = subprocess.run(
-            command, cwd=folder, env=environment, text=True, capture_output=True, timeout=600, check=False
+            [kind, "-c", script], cwd=folder, env=variables, text=True, capture_output=True, timeout=600, check=False
         )
         if done.returncode:  # what the page has started, it will not end
             for process in folder.glob("*.pid"):

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cases.pages import PAGES, ROOT, SHELLS, UNRUN, missing_output, name, run_page
+from tests.cases.environments import environment, variables
+from tests.cases.pages import DOCUMENTS, PAGES, SHELLS, UNRUN, missing_output, name, run_page
 
 WITHOUT_GPU: Mapping[str, int] = {
     "README.md": 2,
@@ -32,16 +33,26 @@ WITHOUT_GPU: Mapping[str, int] = {
     "docs/tutorials/service.md": 5,
 }
 """How many blocks of a page are commands and programs that need none."""
+EXTRAS: Mapping[str, str] = {
+    "README.md": "cu13",
+    "docs/problems.md": "cu13,onnx",
+    "docs/tutorials/pack.md": "cu13",
+    "docs/tutorials/service.md": "cu13,service",
+}
+"""The pages that say how gemmill is used from somewhere, and the extras that they need without a GPU. They run in an
+environment that has only the wheel with these, as their reader's has."""
 
 
 def of_page(page: Path) -> Any:
-    tier = pytest.mark.slow if WITHOUT_GPU.get(name(page), 2) < 2 else pytest.mark.heavy
-    return pytest.param(page, marks=tier, id=name(page))
+    heavy = name(page) in EXTRAS or WITHOUT_GPU.get(name(page), 2) > 1
+    return pytest.param(page, marks=pytest.mark.heavy if heavy else pytest.mark.slow, id=name(page))
 
 
 @pytest.mark.parametrize("page", [of_page(page) for page in PAGES])
-def test_a_page_works_from_start_to_end(page: Path, tmp_path: Path) -> None:
-    printed = run_page(page, tmp_path, gpu=False)
+def test_a_page_works_from_start_to_end(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    extras = EXTRAS.get(name(page))
+    only = extras and variables(environment(tmp_path_factory, extras), tmp_path / ".home")
+    printed = run_page(page, tmp_path, gpu=False, variables=only or None)
     assert len(printed) == WITHOUT_GPU[name(page)]
     assert missing_output(page, "".join(printed), gpu=False) == []
 
@@ -49,7 +60,7 @@ def test_a_page_works_from_start_to_end(page: Path, tmp_path: Path) -> None:
 def test_no_block_is_passed_over() -> None:
     """What is in a language that nothing here runs is a directive of the site's, or of docs/layouts.md, whose own test
     runs it."""
-    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+    for page in DOCUMENTS:
         text = page.read_text(encoding="utf-8")
         languages = {*re.findall(r"^```(\S*)[^\n]*\n(?:[^`]|`(?!``))*^```$", text, re.MULTILINE)}
         known = {"yaml", *SHELLS, "python", "text"} | ({"console"} if name(page) == "docs/layouts.md" else set())
