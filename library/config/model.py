@@ -5,7 +5,7 @@ place in a kernel's name. The classes are plain dataclasses, which pydantic vali
 (:func:`gemmill.library.config.fields.config_of`), so that a program with kernels from packs does not import pydantic.
 """
 
-from __future__ import annotations
+# Without annotations from __future__, which field_table would have to parse again when a program starts.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
