@@ -14,6 +14,7 @@ from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
+from gemmill.library.legality.quantities import TMA_ALIGN
 from gemmill.runtime.select.cost import model
 from gemmill.runtime.select.cost.network import Network, corrections_of_rows, network_of
 from gemmill.runtime.select.cost.table import FeatureTable
@@ -55,15 +56,17 @@ def test_groups_and_gpus_that_nobody_measured_have_the_analytic_model_alone() ->
         assert (model.times(table, problem, gpu)["us"] == model.analytic(table, problem, gpu)["us"]).all()
 
 
-def test_it_is_fitted_to_kernels_that_transpose_and_none_that_upconvert() -> None:
+def test_it_is_fitted_to_kernels_that_transpose_and_none_that_upconvert_or_copy() -> None:
     def of_wgmma(*names: str) -> list[GemmConfig]:
         return [c for name in names for c in shipped_set(name).expand() if c.family == "wgmma"]
 
-    transposing = [c for c in of_wgmma("tf32", "fp8", "int8") if "mn" in (c.a.major, c.b.major)]
+    every = of_wgmma("tf32", "fp8", "int8")
+    transposing = [c for c in every if "mn" in (c.a.major, c.b.major) and c.a.align == TMA_ALIGN]
     table = table_of(transposing)
     assert table.is_fitted.all()
     assert table.inputs[:, -1].tolist() == [[c.a.major, c.b.major].count("mn") for c in transposing]
     assert not table_of(of_wgmma("mixed")).is_fitted.any()
+    assert not table_of([c for c in every if c.a.align < TMA_ALIGN]).is_fitted.any()
     assert not table_of(list(shipped_set("simt").expand())[:4]).is_fitted.any()
 
 
