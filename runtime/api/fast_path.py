@@ -121,18 +121,15 @@ def matmul_path(declaration: Declaration, dispatch: Dispatch | None) -> Callable
             values = _plain_values(options)
         tensors: tuple[Any, ...] = (a, b)
         try:
-            pointers: Addresses = (
-                a.data_ptr(),
-                b.data_ptr(),
-                0 if c is None else c.data_ptr(),
-                0 if out is None else out.data_ptr(),
-            )
+            a_at, b_at = a.data_ptr(), b.data_ptr()
+            c_at = 0 if c is None else c.data_ptr()
+            d_at = 0 if out is None else out.data_ptr()
             if c is None or c is out:
                 tensors = (a, b) if out is None else (a, b, out)
             else:
                 tensors = (a, b, c) if out is None else (a, b, c, out)
-            unaligned = (pointers[0] | pointers[1] | pointers[2] | pointers[3]) & 15
-            shifts = unaligned and tuple([x & 15 for x in pointers])  # the guards do not compare these
+            unaligned = (a_at | b_at | c_at | d_at) & 15
+            shifts = unaligned and (a_at & 15, b_at & 15, c_at & 15, d_at & 15)  # the guards do not compare these
             bucket = a.numel(), b.numel(), c is None, out is None, c is out, shifts, values
             for candidate in caches.recognised.get(bucket, ()):
                 if candidate.matches(*tensors):
@@ -150,8 +147,8 @@ def matmul_path(declaration: Declaration, dispatch: Dispatch | None) -> Callable
             return _read_and_launch(declaration, dispatch, bucket, tensors, call)
         if out is None:
             out = match.empty() if stream is None else allocate(a, match.shape, match.dtype, match.device, stream)
-            pointers = (*pointers[:3], out.data_ptr())
-        match.launch(match.stream() if stream is None else stream_handle(stream), pointers)
+            d_at = out.data_ptr()
+        match.launch(match.stream() if stream is None else stream_handle(stream), (a_at, b_at, c_at, d_at))
         return out
 
     return short
