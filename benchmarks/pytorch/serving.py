@@ -118,8 +118,9 @@ def _summary(samples: Mapping[str, list[dict[str, float]]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in samples["ours"][0]:
         values = {side: [row[name] for row in rows] for side, rows in samples.items()}
-        ratios = [ours / theirs for ours, theirs in zip(values["ours"], values["torch"], strict=True)]
-        found[name] = {side: _figures(row) for side, row in [*values.items(), ("ratio", ratios)]}
+        pairs = zip(values["ours"], values["torch"], strict=True)
+        ratios = [ours / theirs for ours, theirs in pairs if theirs]  # the energy of a short turn may be counted as 0
+        found[name] = {side: _figures(row) for side, row in [*values.items(), ("ratio", ratios)] if row}
     return found
 
 
