@@ -24,7 +24,7 @@ def build(source: Path, to: Path) -> Path:
 
 
 def environment(tmp_path_factory: pytest.TempPathFactory, extras: str) -> Path:
-    """Install the wheel with some of its extras, once for all workers of a run.
+    """Install the wheel with some of its extras, once for all workers and pages of a run.
 
     Args:
         tmp_path_factory: of pytest.

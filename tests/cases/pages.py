@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
+
+from tests.cases import compilers
+from tests.cases.models import CONFIGS
+from tests.cases.registries import PROGRAM, registry
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -61,13 +66,30 @@ def missing_output(page: Path, printed: str, gpu: bool) -> list[str]:
 
 PAGES = [page for page in DOCUMENTS if blocks(page)]
 """Those that have such blocks."""
+GIVEN: Mapping[str, Callable[[], bytes]] = {
+    "Llama-3.1-8B/config.json": lambda: json.dumps(dict(CONFIGS["Llama-3.1-8B"])).encode(),
+    "Qwen3-30B-A3B.gguf": (ROOT / "tests" / "data" / "models" / "Qwen3-30B-A3B.gguf").read_bytes,
+    "decoder.onnx": lambda: _decoder(),
+}
+"""Files that pages name and a reader has."""
+REGISTRY = "$REGISTRY"
+"""The host of a registry in pages that need one."""
 CLONED = ("examples", "integrations", "runtime")
 """Folders of a clone that pages name."""
 
 
+def missing(page: Path) -> str:
+    """The programs that a page needs and this machine lacks."""
+    text = "".join(text for _, _, text in blocks(page))
+    if REGISTRY in text and PROGRAM is None:
+        return "docker-registry"
+    return compilers.missing() if "cmake " in text else ""
+
+
 def run_page(page: Path, folder: Path, gpu: bool, variables: Mapping[str, str] | None = None) -> list[str]:
-    """Run the blocks of a page in a folder beside those of a clone, those that need a GPU if there is one: a manifest
-    or suite is saved by its name, commands and programs must succeed. What each command and program printed.
+    """Run the blocks of a page, those that need a GPU if there is one: a manifest or suite is saved by its name,
+    commands and programs must succeed. The folder has what a reader has: folders of a clone, and files of models.
+    What each command and program printed.
 
     Args:
         page: the page.
@@ -79,11 +101,23 @@ def run_page(page: Path, folder: Path, gpu: bool, variables: Mapping[str, str] |
         (folder / cloned).symlink_to(ROOT / cloned)
     if variables is None:
         variables = os.environ | {"PATH": f"{_programs(folder / '.programs')}{os.pathsep}{os.environ['PATH']}"}
+    chosen = [(kind, text) for needs_gpu, kind, text in blocks(page) if gpu or not needs_gpu]
+    whole = "".join(text for _, text in chosen)
+    for file, content in GIVEN.items():
+        if file.partition("/")[0] in whole:
+            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).write_bytes(content())
+    with ExitStack() as stack:
+        if REGISTRY in whole:
+            (folder / ".registry").mkdir()
+            variables = {**variables, "REGISTRY": stack.enter_context(registry(folder / ".registry"))}
+        return _run(chosen, folder, variables)
+
+
+def _run(chosen: Sequence[tuple[str, str]], folder: Path, variables: Mapping[str, str]) -> list[str]:
     printed = []
     remembered = ""
-    for needs_gpu, kind, text in blocks(page):
-        if needs_gpu and not gpu:
-            continue
+    for kind, text in chosen:
         if kind == "yaml":
             (named,) = re.findall(r"\Aname: (\w+)$", text, re.MULTILINE)
             (folder / f"{named}.yaml").write_text(text, encoding="utf-8")
@@ -100,6 +134,12 @@ def run_page(page: Path, folder: Path, gpu: bool, variables: Mapping[str, str] |
         printed.append(done.stdout + done.stderr)
         remembered += "".join(_REMEMBERED.findall(text)) if kind in SHELLS else ""
     return printed
+
+
+def _decoder() -> bytes:
+    from tests.cases.onnx_graphs import decoder  # where onnx may be missing, only the page that needs it fails
+
+    return decoder()
 
 
 def _programs(folder: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,16 +12,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.cases.compilers import missing  # noqa: E402
 from tests.cases.programs import EXAMPLES, Program, run_program  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 PACK = ROOT / "tests" / "data" / "formats" / "written.pack"
-LIBRARIES = "#include <nlohmann/json_fwd.hpp>\n#include <sodium.h>\n#include <zstd.h>\n"
-needs_compiler = pytest.mark.skipif(
-    not (shutil.which("cmake") and shutil.which("c++"))
-    or bool(subprocess.run(["c++", "-xc++", "-fsyntax-only", "-"], input=LIBRARIES, text=True, stderr=-3).returncode),
-    reason="no cmake, C++ compiler or headers of nlohmann-json, libsodium and libzstd",
-)
+needs_compiler = pytest.mark.skipif(bool(missing()), reason=f"libgemmill cannot be built here: missing {missing()}")
 
 
 def run(*command: str | Path, **environment: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.cases.compilers import missing
 from tests.runtime.native import cases
 
 from gemmill.runtime.compile.toolchain import Toolchain
@@ -22,15 +22,6 @@ _MINUTES = 15
 _OPTIONS = ("-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O0")
 
 
-def _missing() -> str:
-    """What the build lacks here."""
-    if tools := [tool for tool in ("cmake", "c++", "make") if shutil.which(tool) is None]:
-        return ", ".join(tools)
-    headers = "#include <nlohmann/json_fwd.hpp>\n#include <sodium.h>\n#include <zstd.h>\n"
-    found = subprocess.run(["c++", "-xc++", "-fsyntax-only", "-"], input=headers, text=True, capture_output=True)
-    return "headers of nlohmann-json, libsodium or libzstd" if found.returncode else ""
-
-
 def cuda_include() -> Path:
     """The folder of cuda.h, which only the driver of the tests includes."""
     return next(folder for folder in Toolchain.find().include_dirs if (folder / "cuda.h").is_file())
@@ -38,8 +29,8 @@ def cuda_include() -> Path:
 
 def build(tmp_path_factory: pytest.TempPathFactory, name: str, targets: Sequence[str], *options: str) -> Path:
     """Return the folder of a build of some programs, which all workers of the run share."""
-    if missing := _missing():
-        pytest.skip(f"libgemmill cannot be built here: missing {missing}")
+    if lacks := missing():
+        pytest.skip(f"libgemmill cannot be built here: missing {lacks}")
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     folder.mkdir(exist_ok=True)
