@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -62,8 +61,7 @@ ARCHS: Mapping[str, Arch] = MappingProxyType(
 """Every compilation target, by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """Rates of one GPU model, for the selector's model."""
 
     name: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from gemmill.library.decompositions.decomposition import DECOMPOSITIONS, reduction_groups
@@ -47,19 +47,18 @@ class WorkspaceSize(NamedTuple):
     flags: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartialMatrices:
+class PartialMatrices(NamedTuple):
     """Extents of the padded, consecutive matrices of partial sums of a split-K kernel, which have the major of D."""
 
     contiguous: int
     strided: int
-    count: int
+    matrices: int
     """The number of matrices: one per split and matrix of the batch, ordered by split."""
 
     @property
     def elements(self) -> int:
         """The total number of partial sums."""
-        return self.contiguous * self.strided * self.count
+        return self.contiguous * self.strided * self.matrices
 
 
 def cluster_tiles(spec: LaunchSpec, problem: GemmProblem) -> int:

@@ -60,10 +60,10 @@ class WorkspaceLaunch:
         if spec.has_workspace:
             self._pointers = tuple(parameters.integer(spec.offsets[name]) for name in ("partials", "flags"))
         if spec.k_decomposition and spec.k_decomposition.reduction:
-            matrices = partial_matrices(spec.k_decomposition, problem)
+            partials = partial_matrices(spec.k_decomposition, problem)
             (box,) = (box for box in spec.boxes if box.operand == "partials")
-            extents = matrices.contiguous, matrices.strided, matrices.count
-            strides = matrices.contiguous, matrices.contiguous * matrices.strided
+            extents = partials.contiguous, partials.strided, partials.matrices
+            strides = partials.contiguous, partials.contiguous * partials.strided
             self._descriptor = tma.describe(box, tma.ALIGNMENT, *extents, *strides)
             self._descriptor_address = parameters.address + box.offset
             self._reduce = kernel.prepare_reduction(reduction_ctas(spec, problem), parameters.arguments)

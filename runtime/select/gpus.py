@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gemmill.library.arch import DEFAULT_GPU, GPUS, Gpu
 
 _MIG = " MIG "
@@ -19,9 +17,9 @@ def figures(name: str, capability: tuple[int, int] = DEFAULT_GPU.capability) -> 
     """
     rows = [gpu for prefix, gpu in GPUS.items() if name.startswith(prefix)]
     if not rows:
-        return replace(DEFAULT_GPU, name=name, capability=capability)
+        return DEFAULT_GPU._replace(name=name, capability=capability)
     row = max(rows, key=lambda gpu: len(gpu.name))
-    return replace(row, name=name) if _MIG in name else row
+    return row._replace(name=name) if _MIG in name else row
 
 
 def with_sms(gpu: Gpu, sms: int, name: str) -> Gpu:
@@ -30,8 +28,7 @@ def with_sms(gpu: Gpu, sms: int, name: str) -> Gpu:
     if sms == gpu.sms:
         return gpu
     memory = sms if _MIG in name else gpu.sms
-    return replace(
-        gpu,
+    return gpu._replace(
         name=name,
         sms=sms,
         clusters_of_4=gpu.clusters_of_4 * sms // gpu.sms,
@@ -48,4 +45,4 @@ def with_at_most(gpu: Gpu, sm_count: int | None) -> Gpu:
     if sm_count is None:
         return gpu
     of_4, of_8 = min(gpu.clusters_of_4, sm_count // 4), min(gpu.clusters_of_8, sm_count // 8)
-    return replace(gpu, sms=sm_count, clusters_of_4=of_4, clusters_of_8=of_8)
+    return gpu._replace(sms=sm_count, clusters_of_4=of_4, clusters_of_8=of_8)

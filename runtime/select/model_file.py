@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from itertools import repeat
 from operator import attrgetter
@@ -136,7 +136,7 @@ def with_model(gpu: Gpu, folder: Path) -> Gpu:
         models = sorted(path.stem for path in folder.glob("*.json"))
         available = f"the folder has models of {', '.join(models)}" if models else "the folder has no model"
         raise RecordError(f"model {folder}: {path.name} is missing; {available}; {_AGAIN}")
-    return replace(gpu, model=folder)
+    return gpu._replace(model=folder)
 
 
 def origin(gpu: Gpu) -> str:

@@ -45,7 +45,7 @@ def test_partial_matrices_hold_every_part_in_whole_vectors(
     matrices = partial_matrices(split.k_decomposition, problem)
     contiguous, strided = (n, m) if major == "n" else (m, n)
     assert matrices.strided == strided
-    assert matrices.count == slices * batch
+    assert matrices.matrices == slices * batch
     assert 0 <= matrices.contiguous - contiguous < 4
     assert matrices.contiguous * 4 % 16 == 0
     assert workspace_size(split, problem, 1) == WorkspaceSize(matrices.elements * 4, 0)

@@ -102,7 +102,7 @@ def test_measurements_of_all_sms_say_nothing_of_fewer(kernels: dict[str, GemmCon
 def test_times_of_another_gpu_whose_name_begins_alike_say_nothing(kernels: dict[str, GemmConfig]) -> None:
     gemm = problem(4096, 4096, 4096)
     other = Decision(problem=gemm, gpu="NVIDIA H200 NVL", kernel=KERNELS[1], us=7.0)
-    smaller = replace(H200, name="NVIDIA H2")
+    smaller = H200._replace(name="NVIDIA H2")
     assert Selector(kernels, smaller, [other]).select(gemm).source == "model"
     assert Selector(kernels, H200, [other]).select(gemm).source == "measured"
 

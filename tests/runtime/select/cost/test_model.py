@@ -49,7 +49,7 @@ def test_slower_tensor_cores_take_longer_where_they_are_the_bound(size: tuple[in
         table = FeatureTable.of([(SlicedKernel(name), parse_name(name), False) for name in KERNELS], gpu)
         return analytic(table, problem(*size), gpu)["us"]
 
-    fast, slow = us(H200), us(replace(H200, mma_rate=0.25))
+    fast, slow = us(H200), us(H200._replace(mma_rate=0.25))
     assert ((least * fast <= slow) & (slow <= 4 * fast)).all()
 
 

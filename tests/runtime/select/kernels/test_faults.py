@@ -103,7 +103,7 @@ def test_scales_that_no_kernel_here_has_are_named() -> None:
 
 
 def test_kernels_for_another_gpu_are_not_offered(kernels: dict[str, GemmConfig]) -> None:
-    blackwell = replace(DEFAULT_GPU, name="NVIDIA B200", capability=(10, 0))
+    blackwell = DEFAULT_GPU._replace(name="NVIDIA B200", capability=(10, 0))
     with pytest.raises(UnsupportedProblemError, match=r"supports NVIDIA B200 \(compute capability 10\.0\)"):
         Selector(kernels, blackwell).select(problem(64, 64, 64))
 
