@@ -65,5 +65,5 @@ def test_gpus_are_called_by_their_whole_names() -> None:
         assert gpu_name(text) == "NVIDIA H100 80GB HBM3", "as people say it"
     assert gpu_name("h20", ["NVIDIA H20"]) == "NVIDIA H20"
     for text in ("", "A100", "NVIDIA H200 NVL", "80GB"):
-        with pytest.raises(DeviceError, match=r"is none of NVIDIA H200, NVIDIA H100 80GB HBM3 .H100. or"):
+        with pytest.raises(DeviceError, match=r"is none of NVIDIA H200, NVIDIA H100 80GB HBM3 .H100., "):
             gpu_name(text)
