@@ -88,7 +88,7 @@ class MeasuredRows:
         """Return the caller's rows or, where there are none, the shipped ones."""
         return self.rows_of_caller(problem, arithmetic) or self.rows_that_ship(problem, arithmetic)
 
-    def choice(self, problem: GemmProblem, rows: Times, saves_energy: bool = False) -> Choice:
+    def choice(self, problem: GemmProblem, rows: Times, saves_energy: bool) -> Choice:
         """Return the fastest kernel of a problem's rows as a choice; to save energy, one that is about as fast."""
         first = self._thriftiest(problem, rows) if saves_energy else 0
         (us, best), others = rows[first], rows[:first] + rows[first + 1 :]

@@ -111,7 +111,7 @@ class Selector:
         if sm_count is not None:
             choice = self._fastest(problem, sm_count, arithmetic)
         elif rows := self._measured.rows_of_caller(problem, arithmetic):
-            choice = self._measured.choice(problem, rows)
+            choice = self._measured.choice(problem, rows, saves_energy)
         elif sustained := self._under_power(problem, objective, arithmetic):
             choice = sustained
         elif rows := self._measured.rows_that_ship(problem, arithmetic):
