@@ -131,10 +131,23 @@ class Selector:
         Raises:
             UnsupportedProblemError: no kernel supports it.
         """
-        is_empty = min(problem.m, problem.n, problem.k, problem.batch) == 0
-        if is_empty or self._measured.rows_of_caller(problem, arithmetic):
+        if self._is_empty_or_measured(problem, arithmetic):
             return None
         return self._under_power(problem, objective, arithmetic)
+
+    def times_under_power(
+        self, problem: GemmProblem, objective: Regime = "sustained", arithmetic: Arithmetic | None = None
+    ) -> dict[SlicedKernel, float] | None:
+        """Return the predicted microseconds of the kernels among which :meth:`under_power` selects; None where it
+        returns None.
+
+        Raises:
+            UnsupportedProblemError: no kernel supports the problem.
+        """
+        if self._is_empty_or_measured(problem, arithmetic):
+            return None
+        found = self._times_under_power(problem, objective, arithmetic)
+        return found and _fastest_of_each(*found)
 
     def candidates(
         self, problem: GemmProblem, count: int, sm_count: int | None = None, arithmetic: Arithmetic | None = None
@@ -164,12 +177,15 @@ class Selector:
     def times(self, problem: GemmProblem, arithmetic: Arithmetic | None = None) -> dict[SlicedKernel, float]:
         """Return the predicted microseconds of the kernels that support a problem; empty where none does. With
         ``arithmetic``, only kernels that have it."""
-        fastest: dict[SlicedKernel, float] = {}
-        if self._kernels.find(problem, None, arithmetic):
-            table, serving, work = self._times(problem, None, arithmetic)
-            for i in _members(table, serving).tolist():
-                fastest[table.kernels[i]] = min(float(work["us"][i]), fastest.get(table.kernels[i], inf))
-        return fastest
+        if not self._kernels.find(problem, None, arithmetic):
+            return {}
+        table, serving, work = self._times(problem, None, arithmetic)
+        return _fastest_of_each(table, serving, work["us"])
+
+    def _is_empty_or_measured(self, problem: GemmProblem, arithmetic: Arithmetic | None) -> bool:
+        """Whether there is nothing to compute, or the caller gave measurements of a problem."""
+        is_empty = min(problem.m, problem.n, problem.k, problem.batch) == 0
+        return is_empty or bool(self._measured.rows_of_caller(problem, arithmetic))
 
     def _model_times(
         self, problem: GemmProblem, sm_count: int | None, arithmetic: Arithmetic | None
@@ -196,6 +212,22 @@ class Selector:
     def _under_power(self, problem: GemmProblem, objective: Regime, arithmetic: Arithmetic | None) -> Choice | None:
         """Return the kernel with the least predicted time under sustained load, where the power limit applies to the
         problem."""
+
+        def times() -> _Times | None:
+            return self._times_under_power(problem, objective, arithmetic)
+
+        energy, times_of_kernels = energy_of(problem, self._energies), times()
+        if energy is None or times_of_kernels is None:
+            return None
+        joules = energy["watts"] * times_of_kernels[2].min() / 1e6
+        why = f"under sustained load, at the power limit of {energy['watts']:.0f} W ({joules:.3g} J per launch): "
+        return self._choice_of_least_time(times, times_of_kernels, problem, None, why)
+
+    def _times_under_power(
+        self, problem: GemmProblem, objective: Regime, arithmetic: Arithmetic | None
+    ) -> _Times | None:
+        """Return the predicted times under sustained load of the kernels that are nearly the fastest in a burst, where
+        the power limit applies to the problem."""
         if objective == "burst" and problem.batching == "strided":
             return None
         if (energy := energy_of(problem, self._energies)) is None:
@@ -204,26 +236,17 @@ class Selector:
         limit_us = power_us(typical, self.gpu)
         if limit_us < HELD * least_us(typical, self.gpu):
             return None
-
-        def times() -> _Times | None:
-            table, serving, work = self._times(problem, None, arithmetic)
-            candidates = model.within(NEAR, work["us"], serving)
-            hidden_us = work["hidden_ns"].take(candidates) / 1000 if "hidden_ns" in work else 0.0
-            burst_us, analytic_us = (work[name].take(candidates) - hidden_us for name in ("us", "analytic_us"))
-            if limit_us < HELD * burst_us.min():
-                return None
-            us = np.full(work["us"].size, inf)
-            us[candidates] = sustained_us(energy, burst_us, analytic_us, table, typical, self.gpu, candidates)
-            return table, candidates, us
-
-        if (times_of_kernels := times()) is None:
+        table, serving, work = self._times(problem, None, arithmetic)
+        candidates = model.within(NEAR, work["us"], serving)
+        hidden_us = work["hidden_ns"].take(candidates) / 1000 if "hidden_ns" in work else 0.0
+        burst_us, analytic_us = (work[name].take(candidates) - hidden_us for name in ("us", "analytic_us"))
+        if limit_us < HELD * burst_us.min():
             return None
-        least = times_of_kernels[2].min()
-        if objective == "burst" and least < LONG_US:  # it ends before the limit applies
+        us = np.full(work["us"].size, inf)
+        us[candidates] = sustained_us(energy, burst_us, analytic_us, table, typical, self.gpu, candidates)
+        if objective == "burst" and us.min() < LONG_US:  # it ends before the limit applies
             return None
-        joules = energy["watts"] * least / 1e6
-        why = f"under sustained load, at the power limit of {energy['watts']:.0f} W ({joules:.3g} J per launch): "
-        return self._choice_of_least_time(times, times_of_kernels, problem, None, why)
+        return table, candidates, us
 
     def _choice_of_least_time(
         self,
@@ -356,6 +379,14 @@ def _runners_up(table: FeatureTable, best: int, order: Sequence[int], us: Floats
     """Return all kernels except the best, with their times."""
     others = [(table.kernels[i], float(us[i])) for i in order if table.kernels[i] != table.kernels[best]]
     return tuple(others[:RUNNERS_UP])
+
+
+def _fastest_of_each(table: FeatureTable, members: Integers | None, us: Floats) -> dict[SlicedKernel, float]:
+    """Return the least time of each kernel, over both orders of A and B."""
+    fastest: dict[SlicedKernel, float] = {}
+    for i in _members(table, members).tolist():
+        fastest[table.kernels[i]] = min(float(us[i]), fastest.get(table.kernels[i], inf))
+    return fastest
 
 
 def _members(table: FeatureTable, serving: Integers | None) -> Integers:

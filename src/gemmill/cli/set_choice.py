@@ -82,7 +82,7 @@ class _Row(NamedTuple):
     times: dict[str, float]
     """Of all kernels."""
     ranked: dict[str, float]
-    """Of the measured kernels alone, or of the best kernels of a long run, where there are some."""
+    """Of the measured kernels alone, or of the candidates for a long run, where there are some."""
     measured: Mapping[SlicedKernel, float]
     """The measured times that ``ranked`` contains, by number of K slices."""
 
@@ -96,11 +96,11 @@ def _row(problem: GemmProblem, under: Conditions) -> _Row | None:
         modelled = selector.times(problem, arithmetic)
         if not modelled:
             return None
-        held = selector.under_power(problem, under.objective, arithmetic)
+        held = selector.times_under_power(problem, under.objective, arithmetic)
     except UnsupportedProblemError:
         return None
     measured = {kernel: us for us, kernel in selector.measured_on(problem, arithmetic)} if held is None else {}
-    ranked = dict(held.runners_up) | {held.kernel: held.predicted_us} if held else measured
+    ranked = held or measured
     completed = _completed(ranked, modelled)
     return _Row(_of_cubins(completed), _of_cubins(ranked or completed), measured)
 
