@@ -10,26 +10,37 @@ Problem = TypeVar("Problem", bound=Hashable)
 
 
 def set_cover(
-    times: Mapping[Problem, Mapping[str, float]], regret: float, weights: Mapping[Problem, float] = MappingProxyType({})
+    times: Mapping[Problem, Mapping[str, float]],
+    allowed: Mapping[Problem, float],
+    weights: Mapping[Problem, float] = MappingProxyType({}),
 ) -> list[str]:
-    """Return kernels such that on every problem one of them takes at most ``1 + regret`` times the fastest time.
+    """Return kernels such that on every problem one of them takes at most ``1 + allowed`` times the fastest time.
     Kernels that are good for the most problems come first.
 
     The algorithm is greedy: next comes the kernel that is good for the most problems without a good kernel so far; on
     ties the faster one over these problems, then the first by name. It returns at most ln(problems) + 1 times as many
-    kernels as necessary (Chvatal, "A greedy heuristic for the set-covering problem", 1979). Weights do not change which
-    kernels are chosen, only their order.
+    kernels as necessary (Chvatal, "A greedy heuristic for the set-covering problem", 1979), and none that the others
+    replace. Weights do not change which kernels are chosen, only their order.
 
     Args:
         times: for each problem the times of the kernels that support it, at least one.
-        regret: what a problem may lose, relative to the least time.
+        allowed: what each problem may lose, relative to the least time.
         weights: weights of problems; 1 for those that are missing.
     """
     good = {p: {k: us / min(by_kernel.values()) for k, us in by_kernel.items()} for p, by_kernel in times.items()}
-    good = {p: {k: ratio for k, ratio in by_kernel.items() if ratio <= 1 + regret} for p, by_kernel in good.items()}
-    chosen = _greedy(good, dict.fromkeys(good, 1))
+    good = {p: {k: ratio for k, ratio in by_kernel.items() if ratio <= 1 + allowed[p]} for p, by_kernel in good.items()}
+    chosen = _without_replaceable(_greedy(good, dict.fromkeys(good, 1)), good)
     chosen_only = {p: {k: ratio for k, ratio in by_kernel.items() if k in chosen} for p, by_kernel in good.items()}
     return _greedy(chosen_only, {p: weights.get(p, 1) for p in chosen_only}) if weights else chosen
+
+
+def _without_replaceable(chosen: list[str], good: Mapping[Problem, Mapping[str, float]]) -> list[str]:
+    """Return kernels without those that the others replace; the last chosen goes first."""
+    for kernel in reversed(chosen):
+        others = [other for other in chosen if other != kernel]
+        if not any(by_kernel.keys().isdisjoint(others) for by_kernel in good.values()):
+            chosen = others
+    return chosen
 
 
 def _greedy(good: Mapping[Problem, Mapping[str, float]], weights: Mapping[Problem, float]) -> list[str]:

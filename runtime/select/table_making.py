@@ -70,9 +70,8 @@ def table_of(
     kernels: dict[TableKernel, int] = {}
     layers = []
     for (problem, extent), values in _layers(problems).items():
-        row = Formats(word_of(problem), _multiples(problem))
-        multiple, largest = row.multiples["mnk".index(extent)], max(LARGEST, *values)
-        compared = [x for x in sorted({*GRID, *values}) if x <= largest and x % multiple == 0]
+        row, largest = Formats(word_of(problem), _multiples(problem)), max(LARGEST, *values)
+        compared = _compared(problem, extent, values, largest)
         first, indices, us = list[int](), list[int](), list[float]()
         for before, value in zip([0, *compared], compared, strict=False):
             choice = select(_at(problem, extent, value))
@@ -94,6 +93,23 @@ def table_of(
             )
         )
     return ChoiceTable(gpu, objective, bits, tuple(formats), tuple(kernels), tuple(layers))
+
+
+def between(problems: Iterable[GemmProblem]) -> dict[GemmProblem, int]:
+    """Return the problems of the same layers whose kernels a table compares, from the smallest to the largest of the
+    problems, without these, each with the value of the extent that varies."""
+    return {
+        _at(problem, extent, value): value
+        for (problem, extent), values in _layers(problems).items()
+        for value in _compared(problem, extent, values, max(values))
+        if value > min(values) and value not in values
+    }
+
+
+def _compared(problem: GemmProblem, extent: ExtentName, values: Iterable[int], largest: int) -> list[int]:
+    """Return the values of the extent of a layer, up to the largest, for which kernels are compared."""
+    multiple = _multiples(problem)["mnk".index(extent)]
+    return [x for x in sorted({*GRID, *values}) if x <= largest and x % multiple == 0]
 
 
 def _layers(problems: Iterable[GemmProblem]) -> dict[tuple[GemmProblem, ExtentName], list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,12 @@ from tests.cases.models import CONFIGS
 from tests.cli.test_cli import gemmill, ok
 from tests.library.models.test_models import GGUF
 
+from gemmill.cli.pack_making import REGRET
+from gemmill.cli.set_choice import BETWEEN
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.sweep.shape_suites import load_shapes
+from gemmill.runtime.registry import Registry
+from gemmill.runtime.select.cost.energy import AS_FAST
 
 
 def written(folder: Path, name: str) -> Path:
@@ -77,6 +82,22 @@ def test_a_pack_of_a_model_serves_its_forward_pass_without_a_model_of_time(tmp_p
     small = json.loads(gemmill(*command, "--pack", tmp_path / "small.pack", "--budget", str(budget)).stdout)
     assert small["bytes"] <= budget, "the table counts"
     assert len(small["kernels"]) < len(made["kernels"])
+
+
+@pytest.mark.slow
+def test_a_pack_is_good_for_the_numbers_of_tokens_between_those_named(tmp_path: Path) -> None:
+    model, pack = written(tmp_path, "Falcon-7B"), tmp_path / "model.pack"
+    said = ok("model", model, "--gpu", "H200", "--tokens", "8,32", "--pack", pack)
+    assert re.search(
+        r"slowdown of 10 problems .* of 10 between them, with other sizes of the same layers: at most", said
+    )
+    packed, shipped = Registry(packs=[pack], gpu="H200"), Registry(gpu="H200")
+    suite = json.loads(gemmill("model", model, "--tokens", "8,16,24,32", "--json").stdout)
+    for problem in (GemmProblem.from_text(row["text"]) for row in suite["problems"]):
+        ranked = shipped.selector_for(problem).candidates(problem, 10_000)
+        us = {candidate.kernel: candidate.us for candidate in ranked}
+        allowed = BETWEEN if problem.m == 24 else REGRET
+        assert us[packed.select(problem).kernel] <= ranked[0].us * (1 + allowed) * AS_FAST, problem
 
 
 def test_commands_take_the_suite_and_the_config(tmp_path: Path) -> None:

@@ -192,14 +192,21 @@ def _size_in_words(path: Path, artifacts: Sequence[Artifact], size: int, start: 
 
 
 def _losses_in_words(lost: Mapping[GemmProblem, float | None], counts: Mapping[GemmProblem, int]) -> str:
-    """The maximum and the mean slowdown of the problems, weighted by how often each runs."""
+    """The maximum and the mean slowdown: of the problems, weighted by how often each runs, and of the sizes between."""
     losses = {problem: loss for problem, loss in lost.items() if loss is not None}
-    mean = sum(loss * counts[problem] for problem, loss in losses.items()) / sum(map(counts.__getitem__, losses))
     runs = " over all runs" if len({*counts.values()}) > 1 else ""
-    return (
-        f"slowdown of {len(losses)} problems relative to the fastest kernel: at most {max(losses.values()):.1%}, "
-        f"{mean:.1%} on average{runs}; from the model where there is no measurement"
-    )
+    text = f"slowdown of {len(counts)} problems relative to the fastest kernel: {_most_and_mean(losses, counts)}{runs}"
+    if between := dict.fromkeys(losses.keys() - counts.keys(), 1):
+        text += (
+            f"; of {len(between)} between them, with other sizes of the same layers: {_most_and_mean(losses, between)}"
+        )
+    return f"{text}; from the model where there is no measurement"
+
+
+def _most_and_mean(losses: Mapping[GemmProblem, float], counts: Mapping[GemmProblem, int]) -> str:
+    """The maximum and the weighted mean of the slowdowns of some problems."""
+    mean = sum(losses[problem] * count for problem, count in counts.items()) / sum(counts.values())
+    return f"at most {max(map(losses.__getitem__, counts)):.1%}, {mean:.1%} on average"
 
 
 def summary(

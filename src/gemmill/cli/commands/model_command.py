@@ -147,9 +147,10 @@ def model(
     select, bench, profile, pack and lock take the suite as --shapes. They also take CONFIG itself, unless it is a
     folder, for one GPU and the default numbers of tokens.
 
-    With --pack, model writes a pack instead: the few kernels that run each problem within --regret of the fastest
-    shipped kernel, and the choice table of the layers. `gemmill.Registry(packs=[FILE])` then selects a kernel for every
-    number of tokens by this table.
+    With --pack, model writes a pack instead: few kernels, and the choice table of the layers, by which
+    `gemmill.Registry(packs=[FILE])` selects for every number of tokens. The kernels run the problems, and those of the
+    powers of two between the smallest and the largest --tokens, within --regret of the fastest shipped kernel; those of
+    other numbers between within 15%.
 
     \b
     Examples:
@@ -158,6 +159,7 @@ def model(
       gemmill model DeepSeek-V3 --tokens 4096 --tp 8 --ep 8
       gemmill model Llama-3.1-8B --tokens 8192 --training
       gemmill model Llama-3.1-8B --pack llama.pack --gpu H200
+      gemmill model Llama-3.1-8B --tokens 1,8192 --pack served.pack
       gemmill model decoder.onnx --dims batch=1,sequence=128
     """
     if pack is None and (worth, compiling) != (WorthOptions(), CompileOptions()):

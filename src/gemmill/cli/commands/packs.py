@@ -95,6 +95,9 @@ def make(
     different types. A shape without formats gets kernels for every format of MANIFEST, or without MANIFEST for the
     default formats.
 
+    The choice table of the pack serves every M of a layer. So where shapes differ only in M, the kernels also run the
+    powers of two between the smallest and the largest M within --regret, and other M between within 15%.
+
     Times come from --records, else from the shipped measurements, else from the model, for the GPU of --gpu. The pack
     then contains the shipped measurements, too. By default, times are those of a long run at the power limit; see
     --objective.
