@@ -125,6 +125,12 @@ def _takes_turns(config: GemmConfig) -> bool:
     return config.schedule == "pingpong"
 
 
+def _hides_stores(config: GemmConfig) -> bool:
+    """Whether only the last tile's stores take time: in pingpong kernels, and where producer warps copy A, which is the
+    bound, and go on during stores."""
+    return _takes_turns(config) or WgmmaPlan(config).is_unaligned
+
+
 def _pairing_ns(config: GemmConfig) -> tuple[float, float]:
     """Return the time that a tile of groups of rows takes longer in pairs along M with block scales, in short groups
     and in long ones."""
@@ -143,7 +149,7 @@ def _columns(configs: Sequence[GemmConfig], swap_ab: Bools, common: Columns, gpu
     rows_a = tile_m * tile_k * bytes_a / row_a / common["cluster_n"]
     rows_b = tile_n * tile_k * bytes_b / row_b / common["cluster_m"]
     rows, narrow = np.stack([rows_a, rows_b]), np.minimum(row_a, row_b) < WIDE_ROW
-    turns, transposing_ns = column(configs, _takes_turns), column(configs, _transposing_cycles) / gpu.clock_ghz
+    turns, transposing_ns = column(configs, _hides_stores), column(configs, _transposing_cycles) / gpu.clock_ghz
     copying_ns = column(configs, _copying_cycles) / gpu.clock_ghz
     return {
         "multiply_ns": multiply_ns,
