@@ -91,6 +91,10 @@ MISTAKES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         ),
         (("select", "--shapes", "short.yaml"), r"short.yaml:1:10: shapes.0.: a shape must be \[m, n, k\]"),
         (("select", "--shapes", "typo.yaml"), "typo.yaml:2:1: stes: unknown key; allowed: name, defaults, shapes"),
+        (
+            ("model", "Qwen3-8B"),
+            "'Qwen3-8B' does not exist; `hf download ORGANISATION/Qwen3-8B config.json --local-dir",
+        ),
         (("select", "--shapes", "."), "no file of the folder is in a format of another tool"),
         (("validate", "typo.yaml"), "typo.yaml:2:1: stes: unknown field, did you mean sets"),
     ],

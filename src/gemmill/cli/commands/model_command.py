@@ -122,7 +122,6 @@ def model(
         Path,
         typer.Argument(
             metavar="CONFIG",
-            exists=True,
             help="config.json of a model, the folder that has it, a GGUF file, or an ONNX graph (.onnx).",
         ),
     ],
@@ -164,6 +163,9 @@ def model(
     """
     if pack is None and (worth, compiling) != (WorthOptions(), CompileOptions()):
         raise UsageError("--regret, --budget, --objective, --bits, --gpu, --jobs and --store need --pack")
+    if not source.exists():
+        download = f"hf download ORGANISATION/{source.name} config.json --local-dir {source}"
+        raise UsageError(f"path '{source}' does not exist; `{download}` gets the config of a model on Hugging Face")
     notes = Notes()
     deployment = Deployment(
         tokens=passes.tokens or (),
