@@ -54,7 +54,7 @@ NEAR = 1.2
 LEAST_EXTENT = 1024
 """Least M and N of the measurements that the term was fitted to. At 512 rows it picked kernels that were slower under
 sustained load too."""
-AS_FAST, LESS_COVERED = 1.01, 0.8
+AS_FAST, LESS_COVERED = 1.01, 0.5
 """Where no coefficients apply: the largest time relative to the fastest kernel's at which a kernel is used whose tiles
 cover at most this fraction of the elements. Multiply-adds outside D need energy too: on an H200, one row of 28672x4096
 takes 53.7 us with tiles of 8, 16 and 64 rows, and 28.9, 30.1 and 38.9 mJ."""
@@ -131,12 +131,11 @@ def padding(tile: Floats, side: Integers, symmetric: Bools, problem: GemmProblem
 
 
 def thriftiest(us: Floats, covered: Floats) -> int:
-    """Return the index of the kernel that saves energy: the fastest, or one about as fast whose tiles cover clearly
-    fewer elements (:func:`padding`)."""
+    """Return the index of the kernel that saves energy: the fastest of those that are about as fast as the fastest of
+    all and whose tiles cover far fewer elements (:func:`padding`); without one, the fastest of all."""
     fastest = us.argmin()
-    near = (us <= AS_FAST * us[fastest]).nonzero()[0]
-    least = near[np.lexsort((us[near], covered[near]))[0]]
-    return int(least if covered[least] <= LESS_COVERED * covered[fastest] else fastest)
+    saving = ((us <= AS_FAST * us[fastest]) & (covered <= LESS_COVERED * covered[fastest])).nonzero()[0]
+    return int(saving[us[saving].argmin()] if saving.size else fastest)
 
 
 def power_us(problem: GemmProblem, gpu: Gpu) -> float:
