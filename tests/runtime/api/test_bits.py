@@ -158,7 +158,7 @@ def test_a_named_arithmetic_has_its_kernels_with_its_number_of_slices(
 
 
 def test_measurements_count_only_of_kernels_with_the_arithmetic(registry: Registry) -> None:
-    problem = GemmProblem(1, 4096, 4096)
+    problem = GemmProblem(1, 4096, 14336)
     free, kept = registry.select(problem), registry.select(problem, bits="k16")
     assert {free.source, kept.source} == {"measured"}
     assert str(free.arithmetic) != "k16"
