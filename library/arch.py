@@ -126,8 +126,8 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
             Gpu("NVIDIA H200", (9, 0), 132, 30, 15, 1.64, 3950.0, 10600.0, 60 << 20, 755.0),
             Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 30, 15, 1.64, 2750.0, 10600.0, 50 << 20, 755.0),
             Gpu("NVIDIA H100 PCIe", (9, 0), 114, 26, 13, 1.40, 1650.0, 7800.0, 50 << 20, 500.0),
-            # Not measured. Published: 78 SMs, 148 TFLOP/s in bf16, 4 TB/s, 60 MiB, 400 W. That is a quarter of the
-            # products of an H200's SM per clock at 1.85 GHz. PyTorch users report 142 TFLOP/s. The rest is scaled.
+            # Not measured. Published: 78 SMs, 148 TFLOP/s in bf16, 4 TB/s, 400 W. That is a quarter of the products of
+            # an H200's SM per clock, at 1.85 GHz. A user of PyTorch reports 142 TFLOP/s. The rest is an H200's, scaled.
             Gpu("NVIDIA H20", (9, 0), 78, 17, 8, 1.85, 3300.0, 6300.0, 60 << 20, 430.0, mma_rate=0.25),
         )
     }

@@ -131,10 +131,12 @@ def padding(tile: Floats, side: Integers, symmetric: Bools, problem: GemmProblem
 
 
 def thriftiest(us: Floats, covered: Floats) -> int:
-    """Return the index of the kernel that saves energy: the fastest of those that are about as fast as the fastest of
-    all and whose tiles cover far fewer elements (:func:`padding`); without one, the fastest of all."""
+    """Return the index of the kernel that saves energy, among kernels within :data:`AS_FAST` of the fastest.
+
+    It is the fastest of those whose tiles cover far fewer elements (:func:`padding`); without one, the fastest of all.
+    """
     fastest = us.argmin()
-    saving = ((us <= AS_FAST * us[fastest]) & (covered <= LESS_COVERED * covered[fastest])).nonzero()[0]
+    saving = (covered <= LESS_COVERED * covered[fastest]).nonzero()[0]
     return int(saving[us[saving].argmin()] if saving.size else fastest)
 
 
