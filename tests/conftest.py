@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from tests.cases import shared_folders
 from tests.cases.browser import Browser, browser
 
 # Examples compile kernels or run on busy machines; how long one takes says nothing about its correctness.
@@ -39,10 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def store_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Point the default store at a folder that all workers of this run share, so no test meets the user's store."""
-    base = tmp_path_factory.getbasetemp()
-    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GEMMILL_STORE", str(root / "store"))
+        patch.setenv("GEMMILL_STORE", str(shared_folders.root(tmp_path_factory) / "store"))
         yield
 
 

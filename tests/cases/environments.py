@@ -9,11 +9,9 @@ import venv
 from pathlib import Path
 
 import pytest
-
-from gemmill.runtime.storage import file_locks
+from tests.cases import shared_folders
 
 ROOT = Path(__file__).parents[2]
-_MINUTES = 15
 
 
 def build(source: Path, to: Path) -> Path:
@@ -33,12 +31,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory, extras: str) -> Path:
     Returns:
         The folder of the environment's programs.
     """
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "environments"
-    folder.mkdir(exist_ok=True)
-    lock = file_locks.acquire(folder / "lock", seconds=60 * _MINUTES)
-    assert lock is not None
-    try:
+    with shared_folders.locked(tmp_path_factory, "environments") as folder:
         wheels = [*(folder / "dist").glob("*.whl")] or [*build(ROOT, folder / "dist").glob("*.whl")]
         made = folder / extras
         if not (made / "installed").exists():
@@ -48,8 +41,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory, extras: str) -> Path:
             done = subprocess.run(install, env=variables, capture_output=True, text=True, check=False)
             assert not done.returncode, done.stdout[-2000:] + done.stderr[-2000:]
             (made / "installed").touch()
-    finally:
-        file_locks.release(lock)
     return made / "bin"
 
 

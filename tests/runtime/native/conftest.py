@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.cases import shared_folders
 from tests.cases.compilers import missing
 from tests.runtime.native import cases
 
 from gemmill.runtime.compile.toolchain import Toolchain
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice_table import ChoiceTable
-from gemmill.runtime.storage import file_locks
 from gemmill.runtime.storage.pack import write_pack
 
 HERE = Path(__file__).parent
-_MINUTES = 15
 _OPTIONS = ("-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O0")
 
 
@@ -31,18 +29,11 @@ def build(tmp_path_factory: pytest.TempPathFactory, name: str, targets: Sequence
     """Return the folder of a build of some programs, which all workers of the run share."""
     if lacks := missing():
         pytest.skip(f"libgemmill cannot be built here: missing {lacks}")
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
-    folder.mkdir(exist_ok=True)
-    lock = file_locks.acquire(folder / "lock", seconds=60 * _MINUTES)
-    assert lock is not None
-    try:
+    with shared_folders.locked(tmp_path_factory, name) as folder:
         options = (*options, f"-DCUDA_INCLUDE={cuda_include()}")
         for command in (["cmake", *_OPTIONS, *options, str(HERE)], ["make", "-j2", *targets]):
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
-    finally:
-        file_locks.release(lock)
     return folder
 
 
