@@ -17,7 +17,7 @@ from gemmill.library.config.names import kernel_name
 from gemmill.library.config.scales import BLOCK_SCALES
 from gemmill.library.dtypes import DTYPES, FP8, DTypeName
 from gemmill.library.families.shared_rules import D_DTYPES
-from gemmill.library.families.wgmma.wgmma_rules import ACCUMULATORS
+from gemmill.library.families.wgmma.operand_rules import ACCUMULATORS
 from gemmill.library.legality.rules import legal, verdicts
 from gemmill.runtime.compile.compiler import Compiler
 from gemmill.runtime.registry import Registry

@@ -16,7 +16,7 @@ from gemmill.library.dtypes import DTYPES, FP8, INT8, NAMES, DTypeName, find_dty
 from gemmill.library.epilogues.function_table import FUNCTIONS
 from gemmill.library.families import gemv, mma, simt
 from gemmill.library.families.shared_rules import D_DTYPES
-from gemmill.library.families.wgmma import wgmma_rules
+from gemmill.library.families.wgmma import operand_rules
 
 PACKAGE = Path(gemmill.__file__).parent
 TYPES_HEADER = (include_path() / "gemmill" / "types.cuh").read_text()
@@ -33,7 +33,7 @@ TABLES: Mapping[str, tuple[Iterable[str], Iterable[str]]] = {
     ),
     "manifests/schema.json (python -m gemmill.library.manifest.schema)": (re.findall(r'"(\w+)"', SCHEMA), DTYPES),
     "the families' types of A and B (ACCUMULATORS)": (
-        [x for table in (wgmma_rules.ACCUMULATORS, mma.ACCUMULATORS) for pair in table for x in pair]
+        [x for table in (operand_rules.ACCUMULATORS, mma.ACCUMULATORS) for pair in table for x in pair]
         + [*simt.FLOATS, "f64"],
         MULTIPLIED,
     ),

@@ -13,7 +13,7 @@ import pytest
 from tests.cli.test_cli import gemmill, ok
 
 from gemmill.library.config.model import FAMILIES
-from gemmill.library.families.wgmma.wgmma_rules import ACCUMULATORS
+from gemmill.library.families.wgmma.operand_rules import ACCUMULATORS
 from gemmill.library.legality.coverage import OK, Table, tables
 from gemmill.library.legality.rules import RULES
 from gemmill.library.legality.search import any_legal

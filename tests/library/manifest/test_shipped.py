@@ -12,7 +12,7 @@ from tests.cases.manifests import shipped_set
 from gemmill.library.config.fields import fields_of
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import ManifestError
-from gemmill.library.families.wgmma.wgmma_rules import CLUSTER, CLUSTER_CTAS, TILE_K_BYTES, TILE_M, TILE_N
+from gemmill.library.families.wgmma.tile_rules import CLUSTER, CLUSTER_CTAS, TILE_K_BYTES, TILE_M, TILE_N
 from gemmill.library.manifest.load import SHIPPED, shipped_manifest, shipped_manifests
 from gemmill.library.manifest.schema import json_schema, schema_text
 
