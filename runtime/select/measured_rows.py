@@ -17,6 +17,7 @@ from gemmill.library.dtypes import DTYPES, compatible_types
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.select.choice import RUNNERS_UP, Choice, in_words
 from gemmill.runtime.select.cost.energy import AS_FAST, THRIFTY, padding, thriftiest
+from gemmill.runtime.select.cost.table import covering, sides
 from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.gpus import figures
 from gemmill.runtime.select.kernels.faults import runs_transposed
@@ -110,10 +111,8 @@ class MeasuredRows:
         if len(near) == 1:
             return 0
         configs = [self.config(kernel.name) for _, kernel in near]
-        swap_ab = np.array([runs_transposed(config, problem) for config in configs])
-        tile = np.array([(config.tile.m, config.tile.n) for config in configs], np.float64).T
-        symmetric = np.array([config.scheduler.symmetry == "symmetric" for config in configs])
-        covered = padding(tile, np.stack([swap_ab, ~swap_ab]).astype(np.int64), symmetric, problem)
+        side = sides(np.array([runs_transposed(config, problem) for config in configs]))
+        covered = padding(**covering(configs), side=side, problem=problem)
         return thriftiest(np.array([us for us, _ in near]), covered)
 
     def config(self, name: str) -> GemmConfig:

@@ -84,8 +84,7 @@ class FeatureTable:
         families = [FAMILIES[config.family] for config in configs]
         is_fitted = np.array([family.is_fitted(config) for family, config in zip(families, configs, strict=True)])
         inputs = _inputs(configs, columns)
-        symmetric = np.array([config.scheduler.symmetry == "symmetric" for config in configs])
-        columns |= {"all_fitted": bool(is_fitted.all()), "aligns": aligns, "symmetric": symmetric}
+        columns |= {"all_fitted": bool(is_fitted.all()), "aligns": aligns}
         parts = []
         for family in FAMILIES.values():
             if indices := [i for i, other in enumerate(families) if other is family]:
@@ -109,7 +108,7 @@ class FeatureTable:
         network: Network | None,
     ) -> FeatureTable:
         """Return the table from the properties of its configs."""
-        side = np.stack([swap_ab, ~swap_ab]).astype(np.int64)
+        side = sides(swap_ab)
         hidden = None if network is None else of_kernels(network, inputs)
         return cls(kernels, swap_ab, side, is_fitted, columns, parts, inputs, network, hidden, gpu)
 
@@ -145,8 +144,22 @@ class FeatureTable:
         return [*index_by_kernel.values()]
 
 
+def sides(swap_ab: Bools) -> Integers:
+    """Return which extents of a problem are a kernel's M and N, (2, kernels): 0 for M, 1 for N."""
+    return np.stack([swap_ab, ~swap_ab]).astype(np.int64)
+
+
+def covering(configs: Sequence[GemmConfig]) -> Columns:
+    """Return the columns that decide which elements of D tiles cover: M and N of a tile, (2, kernels), and whether a
+    kernel writes both triangles."""
+    symmetric = np.array([config.scheduler.symmetry == "symmetric" for config in configs])
+    tile = np.stack([column(configs, lambda c: c.tile.m), column(configs, lambda c: c.tile.n)])
+    return {"tile": tile, "symmetric": symmetric}
+
+
 def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swap_ab: Bools, gpu: Gpu) -> Columns:
-    tile_m, tile_n = column(configs, lambda c: c.tile.m), column(configs, lambda c: c.tile.n)
+    covered = covering(configs)
+    tile_m, tile_n = tile = covered["tile"]
     cluster_m, cluster_n = column(configs, lambda c: c.cluster.m), column(configs, lambda c: c.cluster.n)
     bytes_a, bytes_b = column(configs, lambda c: c.a.loaded.bits / 8), column(configs, lambda c: c.b.loaded.bits / 8)
     slices, along_k = np.array([kernel.slices for kernel in kernels], np.float64), column(configs, cluster_k)
@@ -154,7 +167,7 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
     slices = np.where(is_serial(configs) > 0, 1, slices)  # units of work of a tile
     tile_k, raster_m = column(configs, _loaded_k), column(configs, lambda c: c.scheduler.raster == "m") > 0
     family_configs = [(FAMILIES[config.family], config) for config in configs]
-    ctas, tile = cluster_m * cluster_n * along_k, np.stack([tile_m, tile_n])
+    ctas = cluster_m * cluster_n * along_k
     ctas_per_sm = np.array([family.ctas_per_sm(config) for family, config in family_configs], np.float64)
     storing = np.array([family.storing(config) for family, config in family_configs], np.float64)
     cluster, rows, elements = np.stack([cluster_m, cluster_n]), tile * (bytes_a, bytes_b), tile_m * tile_n / along_k
@@ -175,7 +188,7 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
         "splits": slices * along_k,
         "bytes_a": bytes_a,
         "bytes_b": bytes_b,
-        "tile": tile,
+        **covered,
         "cluster_tile": tile * cluster,
         "largest_tile": tile.max(),
         "ctas": ctas,
