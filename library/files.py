@@ -29,6 +29,11 @@ def is_sha256(text: str) -> bool:
     return _SHA256.fullmatch(text) is not None
 
 
+def ending(path: Path | str) -> str:
+    """The ending of a file's name, such as ``.onnx``: in lower case, since names are recognised in either."""
+    return Path(path).suffix.lower()
+
+
 def os_error_text(error: OSError) -> str:
     """The text of a system error in the form of gemmill's errors: the file first, without an error number."""
     words = error.strerror or str(error)

@@ -21,6 +21,7 @@ from gemmill.library.decompositions.decomposition import MAX_SLICES
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import RecordError
 from gemmill.library.file_kinds import wrong_kind
+from gemmill.library.files import ending
 from gemmill.library.frozen import Frozen
 from gemmill.library.input.group_sizes import BALANCED, as_full, checked_sizes, flops_of
 from gemmill.library.input.lines import MOST_NAMED, Faults, read_lines
@@ -198,7 +199,7 @@ def read_records(path: Path) -> Iterator[Measurement]:
         RecordError: the file cannot be read or is too large; or lines are not records. The latter is raised after all
             valid records; the error lists the first invalid lines and counts the others.
     """
-    if path.suffix == ".parquet":
+    if ending(path) == ".parquet":
         from gemmill.library.parquet import read_parquet  # imported here, because it imports this module
 
         try:

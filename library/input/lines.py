@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gemmill.library.errors import RecordError
-from gemmill.library.files import open_given
+from gemmill.library.files import ending, open_given
 
 MAX_BYTES = 2 << 30
 """Most bytes of a file, compressed and decompressed: about two million records."""
@@ -60,7 +60,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     total, number, rest = 0, 0, b""
     try:
         with open_given(path, MAX_BYTES) as file:
-            for piece in _decompressed(file) if path.suffix == ".xz" else iter(lambda: file.read(_PIECE), b""):
+            for piece in _decompressed(file) if ending(path) == ".xz" else iter(lambda: file.read(_PIECE), b""):
                 total += len(piece)
                 *whole, rest = (rest + piece).split(b"\n")
                 if number + len(whole) > MAX_LINES:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from gemmill.library.errors import ExpressionError, ManifestError
 from gemmill.library.file_kinds import wrong_kind
-from gemmill.library.files import read_given, read_regular, shipped
+from gemmill.library.files import ending, read_given, read_regular, shipped
 from gemmill.library.input.keywords import strict
 from gemmill.library.legality.rules import legal as is_legal
 from gemmill.library.legality.rules import verdicts
@@ -62,6 +62,8 @@ def _listed(value: object) -> list[object]:
 
 SHIPPED = Path(__file__).parents[2] / "manifests"
 """The folder of the built-in manifests."""
+YAML = (".yaml", ".yml")
+"""Endings of the names of other manifests."""
 
 
 MAX_FILES = 16
@@ -205,7 +207,7 @@ def _extended(document: Document, name: object, chain: tuple[Path, ...]) -> Path
         return None
     if name in shipped_manifests():
         target = shipped_manifest(name)
-    elif "/" in name or name.endswith((".yaml", ".yml")):
+    elif "/" in name or ending(name) in YAML:
         target = document.path.parent / name
     else:
         shipped = shipped_manifests()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmill.library.errors import RecordError
-from gemmill.library.files import os_error_text, read_given
+from gemmill.library.files import ending, os_error_text, read_given
 from gemmill.library.input import strict_json
 from gemmill.library.models.fields import Notes
 from gemmill.library.models.gguf import gguf_config, is_gguf
@@ -33,7 +33,7 @@ def read_config(path: Path, notes: Notes) -> Mapping[str, Any]:
     try:
         if path.is_file() and is_gguf(path):
             return gguf_config(path, notes)
-        if path.is_file() and path.suffix == ".gguf":
+        if path.is_file() and ending(path) == ".gguf":
             raise RecordError(f"{path}: the file does not begin as GGUF does; download it again")
         config = parsed_config(read_given(path, MAX_BYTES), path)
     except OSError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gemmill.library.errors import RecordError
+from gemmill.library.files import ending
 from gemmill.library.records import Measurement
 
 
@@ -19,7 +20,7 @@ class Appender:
     """
 
     def __init__(self, path: Path) -> None:
-        if path.suffix in (".xz", ".parquet"):
+        if ending(path) in (".xz", ".parquet"):
             raise RecordError(
                 f"{path}: cannot append to a {path.suffix} file; use JSON Lines, such as "
                 f"{path.name.partition('.')[0]}.jsonl"

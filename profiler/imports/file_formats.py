@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gemmill.library.errors import RecordError
-from gemmill.library.files import read_given
+from gemmill.library.files import ending, read_given
 from gemmill.profiler.imports import (
     bench,
     csv_tables,
@@ -53,7 +53,7 @@ class Format(NamedTuple):
     is_json: bool | None = False
     """Whether texts in this format begin like JSON; None: either."""
     suffix: str = ""
-    """How the name of a file in this format ends, if it is no text; its reader opens the file."""
+    """The ending of the name of a file in this format, if it is no text; its reader opens the file."""
 
 
 FORMATS: tuple[Format, ...] = (
@@ -135,7 +135,7 @@ def read_problems(path: Path, given: Given = NOTHING) -> Imported | None:
 
 def format_named(path: Path) -> Format | None:
     """The format that is recognized by the name of a file; None for texts."""
-    return next((form for form in FORMATS if form.suffix and form.suffix == path.suffix), None)
+    return next((form for form in FORMATS if form.suffix and form.suffix == ending(path)), None)
 
 
 def problems_of(content: bytes, path: Path, given: Given = NOTHING) -> Imported | None:

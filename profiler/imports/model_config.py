@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gemmill.library.errors import ProblemError, RecordError
+from gemmill.library.files import ending
 from gemmill.library.input import strict_json
 from gemmill.library.models.fields import Notes
 from gemmill.library.models.onnx_products import onnx_problems
@@ -22,7 +23,7 @@ def read_model(path: Path, deployment: Deployment, notes: Notes) -> tuple[str, l
         RecordError: the file cannot be read, or describes no problem.
     """
     try:
-        if path.suffix == ".onnx":
+        if ending(path) == ".onnx":
             return "onnx", onnx_problems(path, deployment, notes)
         config = read_config(path, notes)
         found = problems_of(config, deployment, notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -115,9 +116,11 @@ def test_commands_take_the_suite_and_the_config(tmp_path: Path) -> None:
     ]
 
 
-def test_commands_take_a_gguf_file() -> None:
-    rows = json.loads(gemmill("shapes", GGUF, "--m", "1,16", "--json").stdout)["shapes"]
-    problems = json.loads(gemmill("model", GGUF, "--tokens", "1,16", "--json").stdout)["problems"]
+@pytest.mark.parametrize("name", ["model.gguf", "MODEL.GGUF"])
+def test_commands_take_a_gguf_file(name: str, tmp_path: Path) -> None:
+    path = shutil.copyfile(GGUF, tmp_path / name)
+    rows = json.loads(gemmill("shapes", path, "--m", "1,16", "--json").stdout)["shapes"]
+    problems = json.loads(gemmill("model", path, "--tokens", "1,16", "--json").stdout)["problems"]
     assert sum(row["count"] for row in rows) == sum(row["count"] for row in problems)
     assert {row["m"] for row in rows} == {row["m"] for row in problems}
 

@@ -15,8 +15,9 @@ from tests.cli.test_models import written
 from gemmill.profiler.sweep.shape_suites import load_shapes
 
 
-def test_an_onnx_graph_has_a_suite_of_the_problems_of_its_json(tmp_path: Path) -> None:
-    (path := tmp_path / "decoder.onnx").write_bytes(decoder())
+@pytest.mark.parametrize("name", ["decoder.onnx", "decoder.ONNX"])
+def test_an_onnx_graph_has_a_suite_of_the_problems_of_its_json(name: str, tmp_path: Path) -> None:
+    (path := tmp_path / name).write_bytes(decoder())
     (suite := tmp_path / "suite.yaml").write_text(gemmill("model", path, "--dims", "batch=2,seq=32").stdout)
     report = json.loads(gemmill("model", path, "--dims", "batch=2,seq=32", "--json").stdout)
     assert (report["name"], report["type"]) == ("decoder", "onnx")

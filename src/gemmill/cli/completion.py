@@ -20,12 +20,13 @@ from gemmill.library.bits import BITS
 from gemmill.library.config.model import GemmConfig, ScaleName
 from gemmill.library.dtypes import DTYPES
 from gemmill.library.errors import GemmillError
+from gemmill.library.files import ending
 
 _MOST = 40
 """Maximum number of kernels shown by their whole names. For more, only the next part of each name is shown."""
 _MANIFESTS = (".yaml", ".yml")
 _PAGES = (".cu",)
-_SUITES = (*_MANIFESTS, ".json", ".jsonl", ".csv")
+_SUITES = (*_MANIFESTS, ".json", ".jsonl", ".csv", ".onnx", ".gguf")
 P = ParamSpec("P")
 
 
@@ -170,5 +171,5 @@ def _files(incomplete: str, endings: tuple[str, ...]) -> Iterator[str]:
     """Files with one of these endings in the directory that is being typed."""
     folder, _, begun = incomplete.rpartition("/")
     for path in sorted(Path(f"{folder}/" if "/" in incomplete else ".").iterdir()):
-        if path.name.startswith(begun) and path.name.endswith(endings):
+        if path.name.startswith(begun) and ending(path) in endings:
             yield f"{folder}/{path.name}" if "/" in incomplete else path.name

@@ -20,11 +20,12 @@ from gemmill.library.bits import BITS, fault_of
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import ConfigError, DeviceError, ExpressionError, ManifestError, PackError, ProblemError
+from gemmill.library.files import ending
 from gemmill.library.input import problem_words
 from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.manifest import expression
 from gemmill.library.manifest.kernelset import KernelSet
-from gemmill.library.manifest.load import load_manifest, shipped_manifest, shipped_manifests
+from gemmill.library.manifest.load import YAML, load_manifest, shipped_manifest, shipped_manifests
 from gemmill.library.problem import GemmProblem, Regime, upconverts_a
 from gemmill.profiler.imports.file_formats import NOTHING, Given
 from gemmill.profiler.sweep.shape_suites import Shape, ShapeSuite, load_shapes, shipped_suites
@@ -276,7 +277,7 @@ def kernel_set(source: str) -> KernelSet:
 def kernel(source: str) -> GemmConfig:
     """The config of a KERNEL argument; it may break a legality rule."""
     if not is_manifest(source):
-        if "/" in source or source.endswith((".yaml", ".yml")) or os.path.isdir(source):
+        if "/" in source or ending(source) in YAML or os.path.isdir(source):
             raise no_file(source, "a kernel name or a manifest file")
         with usage(ConfigError):
             return parse_name(source)

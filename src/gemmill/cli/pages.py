@@ -20,7 +20,7 @@ from gemmill.emitters.emit import SOURCE_FILE, EmittedSource, emit
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import CompileError, ConfigError
-from gemmill.library.files import read_given
+from gemmill.library.files import ending, read_given
 from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.sweep.shape_suites import Shape
@@ -34,7 +34,7 @@ from gemmill.runtime.storage.pack import write_pack
 
 def is_page(argument: str) -> bool:
     """Whether an argument names a CUDA C++ file, such as `emit` writes."""
-    return argument.endswith(".cu")
+    return ending(argument) == ".cu"
 
 
 def source(argument: str) -> tuple[EmittedSource, GemmConfig]:

@@ -26,7 +26,7 @@ from gemmill.library.config.model import GemmConfig
 from gemmill.library.config.names import kernel_name, parse_name
 from gemmill.library.errors import GemmillError, ProblemError
 from gemmill.library.families.families import plan_of
-from gemmill.library.files import publish
+from gemmill.library.files import ending, publish
 from gemmill.library.input.group_sizes import checked_sizes, sizes_of
 from gemmill.library.occupancy import Occupancy
 
@@ -57,7 +57,7 @@ def draw(
       gemmill draw sm90a_bf16k16_bf16k16_f32_none_bf16n16_128x256x64_2x1_cooperative_s4_m8_k1_linear -o kernel.svg
       gemmill draw KERNEL --problem "8192x8192x4096 bf16 tn" -o kernel.html
     """
-    if to.suffix not in _FORMS:
+    if ending(to) not in _FORMS:
         raise UsageError(f"the file name {to} must end in .svg or .html")
     refuse_overwriting([to], [name])
     config = kernel(name)
@@ -69,7 +69,7 @@ def draw(
     occupancy = _occupancy(config)
     drawn = sheet.Kernel(kernel_name(config), plan_of(config), launch, occupancy)
     waves = waves and waves.sharing_sms(occupancy.ctas)
-    publish(to, [_FORMS[to.suffix](drawn, waves).encode()])
+    publish(to, [_FORMS[ending(to)](drawn, waves).encode()])
 
 
 def _occupancy(config: GemmConfig) -> Occupancy:

@@ -15,7 +15,7 @@ from gemmill.library.drawing.cells import Grid, as_text
 from gemmill.library.drawing.latex import as_latex
 from gemmill.library.drawing.svg import as_svg
 from gemmill.library.errors import LayoutError
-from gemmill.library.files import publish
+from gemmill.library.files import ending, publish
 from gemmill.library.layouts import picture
 from gemmill.library.layouts.evaluate import evaluate
 from gemmill.library.layouts.layout import Composed, Layout
@@ -82,10 +82,10 @@ def _forms(form: Form | None, to: Path | None, brief: bool) -> tuple[Form | None
             )
         forms: tuple[Form | None, Form | None] = ("json" if is_json else form or "text", None)
     else:
-        ending = _ENDINGS.get(to.suffix)
-        if form is None and ending is None:
+        named = _ENDINGS.get(ending(to))
+        if form is None and named is None:
             raise UsageError(f"the file name {to} must end in {one_of([*_ENDINGS])}; or pass --format")
-        forms = ("json" if is_json else None, form or ending)
+        forms = ("json" if is_json else None, form or named)
     for which in forms:
         if brief and which in ("svg", "latex"):
             raise UsageError(f"--brief omits the tables, which are all that {which} shows; omit one of them")

@@ -19,6 +19,7 @@ from gemmill.cli.options import CompileOptions, numbers, output_file, refuse_ove
 from gemmill.cli.output import UsageError
 from gemmill.cli.pack_making import PackOutput, WorthOptions, write_for
 from gemmill.library.errors import ProblemError
+from gemmill.library.files import ending
 from gemmill.library.input.group_sizes import checked_sizes
 from gemmill.library.models.fields import Notes
 from gemmill.library.models.images import Images
@@ -184,7 +185,7 @@ def model(
     for text in notes.assumed:
         output.complain(f"assumed: {text}")
     path = source.resolve()
-    name = path.stem if path.suffix in (".gguf", ".onnx") else (path if path.is_dir() else path.parent).name
+    name = path.stem if ending(path) in (".gguf", ".onnx") else (path if path.is_dir() else path.parent).name
     if pack is not None:
         refuse_overwriting([pack], [source, source / "config.json"])
         counts = Counter[Shape]()

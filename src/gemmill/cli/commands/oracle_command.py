@@ -26,7 +26,7 @@ from gemmill.library.dtypes import DTypeName
 from gemmill.library.epilogues.parse import parse
 from gemmill.library.epilogues.tree import Kind
 from gemmill.library.errors import ProblemError
-from gemmill.library.files import os_error_text, publish
+from gemmill.library.files import ending, os_error_text, publish
 from gemmill.library.oracle.elements import ARRAYS, checked_array
 from gemmill.library.oracle.oracle import oracle_of
 from gemmill.library.oracle.problems import check_supported, random_matrix
@@ -150,7 +150,7 @@ def oracle(
     """
     problem = options.single()
     arithmetic = order.arithmetic(problem)
-    if to is not None and to.suffix not in (".npy", ".npz"):
+    if to is not None and ending(to) not in (".npy", ".npz"):
         raise UsageError(f"--output is {to}; its name must end in .npy or .npz")
     if problem.batch != 1:
         raise UsageError(f"the problem has {problem.batch} matrices; oracle computes one")
@@ -160,7 +160,7 @@ def oracle(
     d = oracle_of(problem, arithmetic, {"alpha": inputs.alpha, "beta": inputs.beta, **arrays, **rows})
     if to is not None:
         data = io.BytesIO()
-        np.savez(data, allow_pickle=False, d=d, **arrays) if to.suffix == ".npz" else np.save(data, d)
+        np.savez(data, allow_pickle=False, d=d, **arrays) if ending(to) == ".npz" else np.save(data, d)
         publish(to, [data.getvalue()])
     report = {
         "problem": str(problem),

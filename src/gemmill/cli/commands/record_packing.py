@@ -10,6 +10,7 @@ from gemmill.cli.app import Application, app
 from gemmill.cli.options import RecordsFiles, output_file, refuse_overwriting
 from gemmill.cli.output import UsageError
 from gemmill.library.errors import RecordError
+from gemmill.library.files import ending
 from gemmill.library.parquet import write_parquet
 from gemmill.library.records import Measurement, read_records
 
@@ -45,7 +46,7 @@ def pack(
       gemmill records pack monday.jsonl tuesday.jsonl.xz -o week.parquet
       duckdb -c "select kernel, min(us) from 'week.parquet' where m = 4096 group by kernel order by 2 limit 5"
     """
-    if to.suffix != ".parquet":
+    if ending(to) != ".parquet":
         raise UsageError(f"the file name {to} must end in .parquet", param_hint="-o")
     refuse_overwriting([to], records)
     measurements: list[Measurement] = []
