@@ -36,6 +36,14 @@ def test_top_adds_to_the_kernel_of_a_call_those_that_are_predicted_to_be_the_nex
     assert KernelChoice().kernels(SQUARE) == kernels[:1]
 
 
+def test_a_top_above_the_kernels_that_exist_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "two.yaml").write_text(TWO)
+    assert len(KernelChoice(top=3, manifest=[str(path)]).kernels(SQUARE)) == 2
+    assert capsys.readouterr().err == f"--top is 3, but only 2 of the kernels can run {SQUARE}\n"
+    KernelChoice(top=2, manifest=[str(path)]).kernels(SQUARE)
+    assert not capsys.readouterr().err
+
+
 def test_all_takes_every_kernel_that_can_run_the_problem(tmp_path: Path) -> None:
     (path := tmp_path / "two.yaml").write_text(TWO)
     (other := tmp_path / "n.yaml").write_text(TWO.replace("b: {dtype: bf16, major: k}", "b: {dtype: bf16, major: mn}"))

@@ -100,7 +100,10 @@ class KernelChoice:
         best = [choice.kernel, *(runner_up for runner_up, _ in choice.runners_up)]
         if self.top > len(best):
             best += (each.kernel for each in registry.candidates(problem, self.top, bits=self.bits))
-        return tuple(dict.fromkeys(best))[: self.top]
+        kernels = tuple(dict.fromkeys(best))[: self.top]
+        if len(kernels) < self.top:
+            output.complain(f"--top is {self.top}, but only {len(kernels)} of the kernels can run {problem}")
+        return kernels
 
     def _named(self, problem: GemmProblem) -> SlicedKernel:
         if self.manifest or self.records or self.tile:
