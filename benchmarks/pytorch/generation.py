@@ -17,12 +17,12 @@ import sys
 import time
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from benchmarks.pytorch.architectures import build
 from benchmarks.pytorch.gpu import joules, kernels_of
+from benchmarks.pytorch.options import parsed, parser_of
 from benchmarks.pytorch.sides import SIDES, Lines, figures, ratios, synchronize
 from benchmarks.pytorch.warming import Needed, warm
 
@@ -52,22 +52,14 @@ class Spent(NamedTuple):
 
 def main() -> None:
     """Run the benchmark, and print the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, seconds=540, rounds=6)
     parser.add_argument("--layers", type=int, default=32, help="(%(default)s)")
     parser.add_argument("--batch", type=int, default=1, help="prompts (%(default)s)")
     parser.add_argument("--prompt", type=int, default=2048, help="tokens of a prompt (%(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="tokens to generate (%(default)s)")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
-    parser.add_argument("--rounds", type=int, default=6, help="turns of each side (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=540, help="time limit of the run (%(default)s)")
     parser.add_argument("--hold", action="store_true", help="wait for a line on standard input before timing")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="two layers of width 64, few tokens")
-    parser.add_argument("--commit", help="commit to record in the results")
-    parser.add_argument("--out", type=Path, help="file to append lines to")
-    arguments = parser.parse_args()
-    if arguments.device == "cpu":
-        gemmill.torch.run_on_cpu()
+    arguments = parsed(parser)
     if arguments.tiny:
         arguments.prompt, arguments.tokens, arguments.rounds = 16, 12, 2
     import transformers

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from benchmarks.pytorch import steps
 from benchmarks.pytorch.architectures import ARCHITECTURES, build
+from benchmarks.pytorch.options import parsed, parser_of
 from benchmarks.pytorch.sides import SIDES, Lines, in_turns, synchronize
 from benchmarks.pytorch.warming import Needed, warm, without_launches
 
@@ -49,8 +50,6 @@ def main() -> None:
             subprocess.run([sys.executable, "-m", "benchmarks", "models", *options], cwd=ROOT, check=False)
         return
     tiny, [name] = arguments.tiny, arguments.models
-    if arguments.device == "cpu":
-        gemmill.torch.run_on_cpu()
     lines = Lines(arguments.out, arguments.seconds)
     import transformers
 
@@ -75,22 +74,16 @@ def _options(arguments: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, seconds=540, rounds=10)
     parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=[*ARCHITECTURES], help="(all)")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS, help="(all)")
-    parser.add_argument("--seconds", type=float, default=540, help="time limit of the run (%(default)s)")
     parser.add_argument("--least", type=float, default=10, help="seconds that must be left for a model (%(default)s)")
     parser.add_argument("--layers", type=int, help="layers of each model (2 to 8, by model)")
     parser.add_argument(
         "--batches", nargs="+", type=int, default=[1, 16, 64], help="batch sizes of decoding (%(default)s)"
     )
     parser.add_argument("--prefill", nargs="*", default=["1x2048"], help="prompts x tokens (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each side (%(default)s)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="two layers of width 64, few tokens")
-    parser.add_argument("--commit", help="commit to record in the results")
-    parser.add_argument("--out", type=Path, help="file to append lines to")
-    arguments = parser.parse_args()
+    arguments = parsed(parser)
     if arguments.tiny:
         arguments.batches, arguments.prefill, arguments.rounds = [1, 4], ["2x16"], 2
     return arguments

@@ -26,10 +26,9 @@ from typing import Any
 import torch
 from benchmarks.pytorch import steps
 from benchmarks.pytorch.gpu import kernels_of
+from benchmarks.pytorch.options import parsed, parser_of
 from benchmarks.pytorch.sides import SIDES, Lines, in_turns, synchronize
 from benchmarks.pytorch.warming import Needed, warm, without_launches
-
-import gemmill.torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,24 +56,16 @@ TINY = {
 
 def main() -> None:
     """Run the benchmark, and print the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, seconds=300, rounds=12)
     parser.add_argument(
         "--model", choices=LLAMAS, default="1B", help="1B, or four layers of the widths of 8B (%(default)s)"
     )
     parser.add_argument("--forms", nargs="*", choices=("eager", "compiled"), default=["eager", "compiled"])
-    parser.add_argument("--seconds", type=float, default=300, help="time limit of the run (%(default)s)")
     parser.add_argument("--batch", type=int, default=4, help="sequences per step (%(default)s)")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens per sequence (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=12, help="turns of each side (%(default)s)")
     parser.add_argument("--steps", type=int, default=80, help="steps of a loss curve; 0: none (%(default)s)")
     parser.add_argument("--hold", action="store_true", help="wait for a line on standard input before timing")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="two layers of width 64")
-    parser.add_argument("--commit", help="commit to record in the results")
-    parser.add_argument("--out", type=Path, help="file to append lines to")
-    arguments = parser.parse_args()
-    if arguments.device == "cpu":
-        gemmill.torch.run_on_cpu()
+    arguments = parsed(parser)
     if arguments.tiny:
         arguments.batch, arguments.tokens, arguments.rounds = 2, 32, 2
     lines = Lines(arguments.out, arguments.seconds)
