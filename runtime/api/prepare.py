@@ -168,8 +168,8 @@ def _check_determinism(epilogue: Epilogue) -> None:
 
 
 def _check_factors(call: GemmCall) -> None:
-    """Raise OperandError where C, alpha or beta is passed but not read, where C is missing, or where a factor or
-    ``sm_count`` is out of range."""
+    """Raise OperandError where C, alpha or beta is passed but not read, where C is missing, or where a factor,
+    ``sm_count`` or, with an s32 D, a scalar of the epilogue is out of range."""
     options, epilogue, has_c = call.options, call.arguments.epilogue, "c" in call.tensors
     if call.arguments.text is not None and epilogue.reads_c != has_c:
         if has_c:
@@ -196,7 +196,8 @@ def _check_factors(call: GemmCall) -> None:
     if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
         raise OperandError(f"sm_count is {sm_count!r}; it must be a positive integer, or None for all SMs")
     if call.tensors["out"].dtype == "s32":
-        for name, value in factors:
+        numbers = ((name, x) for name, x in call.arguments.values.items() if isinstance(x, float))
+        for name, value in (*factors, *numbers):
             if not value.is_integer() or abs(value) >= 1 << 31:
                 raise OperandError(
                     f"{name} is {value}; for an s32 D it must be a whole number below 2^31: use out_dtype='f32'"

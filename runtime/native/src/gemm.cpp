@@ -71,6 +71,9 @@ std::vector<int64_t> grouped_shape(const Call& call, const Tensor& groups) {
   if (groups.dtype != dtype_named("s32") || groups.shape.size() != 1) {
     refuse(groups.name + " is " + groups.dtype->name + " " + text_of(groups.shape) + "; it must be s32 (groups,)");
   }
+  if (const int64_t stride = groups.given_strides[0]; stride != static_cast<int32_t>(stride)) {
+    refuse(groups.name + " has stride " + std::to_string(stride) + "; it must be below 2^31: pass consecutive values");
+  }
   const int64_t count = groups.shape[0];
   if (b.size() != 3 || b[0] != count || a.size() != (has_offsets ? 2 : 3) || (!has_offsets && a[0] != count)) {
     if (has_offsets && a.size() == 2 && b.size() == 2) {
@@ -110,22 +113,27 @@ void check_epilogue(const Call& call) {
   }
 }
 
+void check_whole(const std::string& name, double value) {
+  if (std::floor(value) == value && std::fabs(value) < 2147483648.0) return;
+  refuse(name + " is " + number_text(value) + "; for an s32 D it must be a whole number below 2^31: use an f32 D");
+}
+
 void check_factors(const Call& call) {
   if (call.epilogue && !call.epilogue->is_linear()) {
     check_epilogue(call);
   } else if (call.beta != 0 && call.find(kC) == nullptr) {
     refuse("beta is " + number_text(call.beta) + ", but there is no c to scale: pass c, or set beta to 0");
   }
+  const bool is_s32 = call.get(kD).dtype == dtype_named("s32");
   const bool takes_doubles = call.get(kA).dtype->bits == 64 || call.get(kB).dtype->bits == 64;
   for (const auto& [name, value] : {std::make_pair("alpha", call.alpha), std::make_pair("beta", call.beta)}) {
     if (!takes_doubles && std::isfinite(value) && std::fabs(value) > kMaxFloat32) {
       refuse(std::string(name) + " is " + number_text(value) + "; it must fit in a float32, at most 3.403e+38");
     }
-    const bool is_s32 = call.get(kD).dtype == dtype_named("s32");
-    if (is_s32 && (std::floor(value) != value || std::fabs(value) >= 2147483648.0)) {
-      refuse(std::string(name) + " is " + number_text(value) +
-             "; for an s32 D it must be a whole number below 2^31: use an f32 D");
-    }
+    if (is_s32) check_whole(name, value);
+  }
+  for (const Argument& argument : call.arguments) {
+    if (is_s32 && !argument.tensor) check_whole(argument.name, argument.value);
   }
 }
 

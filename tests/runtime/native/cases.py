@@ -18,6 +18,7 @@ SPLIT = "sm90a_f16k16_f16k16_f32_none_f16n2_64x64x64_1x1_pingpong_s8_m8_splitk_l
 STREAM = "sm90a_bf16k16_bf16k16_f32_f32n16_f32n16_128x64x64_2x1_cooperative_s4_m8_k1stream_linear"
 PROMOTED = "sm90a_e4m3k16_e4m3k16_f32p4_none_bf16n16_64x64x128_1x1_pingpong_s9_m8_k1_linear"
 INTEGER = "sm90a_s8k16_s8k16_s32_s32n16_s32n16_64x64x128_1x1_pingpong_s4_m8_k1_linear"
+CLAMPED = INTEGER.replace("s32n16_s32n16", "none_s32n16").replace("linear", "xdEmaxPaccKloDs32Q")
 TF32 = "sm90a_tf32k16_tf32k16_f32_none_f32m16_64x64x32_1x1_pingpong_s4_m1_k1_linear"
 DOUBLE = "sm90_f64k8_f64k8_f64_f64m8_f64m8_32x32x32_1x1_multistage_s4_m1_k1_linear"
 ANY = "sm90_f32any4_f32any4_f32_f32any4_f32any4_32x32x8_1x1_simt_s2_m1_k1_linear"
@@ -33,7 +34,7 @@ RESIDUAL = PINGPONG.replace("none", "bf16n16").replace("linear", "xhEaccTtBbatch
 OF_ROWS = "sm90a_e4m3k16_e4m3k16_f32_none_bf16n16_64x64x128_1x1_pingpong_s9_m8_k1_xdEaccTaUscaleBmJTbUscaleBnJ"
 GROUPED_BIAS = GROUPED.replace("linear", "xdEaccAbiasDbf16BnJ")
 KERNELS = (
-    *(PINGPONG, CLUSTER, WITH_C, SPLIT, STREAM, PROMOTED, INTEGER, TF32, DOUBLE, ANY, GEMV),
+    *(PINGPONG, CLUSTER, WITH_C, SPLIT, STREAM, PROMOTED, INTEGER, CLAMPED, TF32, DOUBLE, ANY, GEMV),
     *(GROUPED, GROUPED_C, BLOCKED, BLOCKED_GROUPS, BLOCKED_MASKS, MX, MX_GROUPS, MX_MASKS),
     *(ACTIVATION, RESIDUAL, OF_ROWS, GROUPED_BIAS),
 )
@@ -179,6 +180,11 @@ def _stream(name: str, m: int, n: int, k: int, **others: Any) -> Case:
     return Case(name, STREAM, _bf16(m, k), _weights(n, k), _f32(m, n), c=_f32(m, n), **others)
 
 
+def _clamped(name: str, least: float) -> Case:
+    return Case(name, CLAMPED, Tensor("s8", (64, 64)), _weights(64, 64, "s8"), _s32(64, 64),
+                epilogue="d = max(acc, lo.s32)", arguments={"lo": least})  # fmt: skip
+
+
 def _s32(*shape: int) -> Tensor:
     return Tensor("s32", shape)
 
@@ -322,6 +328,7 @@ LAUNCHED = (
     _mx("groups of e2m1", MX_GROUPS, (64, 2880), 5760, 128, offsets=_s32(128)),
     _mx("masked groups of e2m1", MX_MASKS, (4, 32, 256), 128, 4, counts=_s32(4)),
     _activation("an activation", 100, 72, 200, alpha=0.5),
+    _clamped("a scalar of integers", -7.0),
     _activation("a scalar in memory", 64, 32, 64, arguments={"bias": _bf16(32), "s": _f32(1)}),
     _activation("a bias of a batch that shares b", 64, 32, 64, a=_bf16(6, 64, 64), d=_bf16(6, 64, 32)),
     Case("a value for each matrix", RESIDUAL, _bf16(6, 96, 128), _weights(64, 128), _bf16(6, 96, 64),
@@ -384,6 +391,9 @@ REFUSED = (
     _plain("alpha beyond f32", 64, 32, 64, alpha=1e39),
     Case("a fraction for integers", INTEGER, Tensor("s8", (64, 64)), _weights(64, 64, "s8"), Tensor("s32", (64, 64)),
          alpha=0.5),
+    _clamped("a fraction of an epilogue for integers", 2.5),
+    _clamped("a number beyond s32", 3e9),
+    _grouped("offsets too far apart", GROUPED, 64, 64, 64, 4, offsets=Tensor("s32", (4,), (1 << 31,))),
     Case("an overlapping d", PINGPONG, _bf16(64, 64), _weights(32, 64), Tensor("bf16", (64, 32), (16, 1))),
     _plain("d in a", 64, 32, 64, shares="a", d_shift=1024),
     Case("d in reversed rows of a", ANY, Tensor("f32", (64, 64), (256, -1)), _f32(64, 32),
