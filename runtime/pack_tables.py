@@ -17,6 +17,12 @@ from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack, write_pack
 
 
+def decisions_of(artifacts: Iterable[Artifact], decisions: Iterable[Decision]) -> list[Decision]:
+    """Return the measurements of these kernels."""
+    names = {artifact.name for artifact in artifacts}
+    return [decision for decision in decisions if decision.kernel in names]
+
+
 def table_among(
     artifacts: Iterable[Artifact],
     decisions: Sequence[Decision],

@@ -14,10 +14,9 @@ from tests.cases.models import CONFIGS
 from tests.cli.test_cli import gemmill, ok
 from tests.library.models.test_models import GGUF
 
-from gemmill.cli.pack_making import REGRET
-from gemmill.cli.set_choice import BETWEEN
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.sweep.shape_suites import load_shapes
+from gemmill.runtime.pack_choice import BETWEEN, REGRET
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.cost.energy import AS_FAST
 

@@ -10,7 +10,9 @@ import pytest
 from tests.library.test_records import MEASURED
 from tests.service.running import Running, serving
 
+from gemmill.library.config.names import kernel_name
 from gemmill.library.problem import GemmProblem
+from gemmill.runtime.pack_choice import REGRET, Conditions, kernels_for, supported
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.pack import Pack
 from gemmill.runtime.storage.trust.signatures import SigningKey, TrustedKeys, open_sealed
@@ -42,16 +44,18 @@ def test_a_pack_is_built_signed_listed_and_fetched(tmp_path: Path) -> None:
         chosen = server.ask("POST", "/v1/select", {"problem": problem}).json["kernel"]
         assert opened.names() == [chosen]
         PackIndex.open(server.ask("GET", "/v1/packs").body, trusted).check(opened, trusted)
-        few = "16x512x16384 bf16 tn"
-        body = {"name": "cublas.pack", "problems": [few], "bits": "cublas"}
+        few = [f"{m}x4544x4544 bf16 tn" for m in (8, 32)]
+        body = {"name": "cublas.pack", "problems": few, "bits": "cublas"}
         assert server.ask("POST", "/v1/packs", body).status == 202
         while (pack := server.ask("GET", "/v1/packs/cublas.pack")).status != 200:
             assert pack.code == "building", pack.json
             time.sleep(0.2)
         (tmp_path / "cublas.pack").write_bytes(pack.body)
-        choice = Registry(packs=[tmp_path / "cublas.pack"], gpu="H200").select(
-            GemmProblem.from_text(few), bits="cublas"
-        )
+        problems = [*map(GemmProblem.from_text, few)]
+        under = Conditions(Registry(packs=(), gpu="H200"), "sustained", REGRET, "cublas")
+        names = map(kernel_name, kernels_for(supported(problems, under), dict.fromkeys(problems, 1), under).configs)
+        assert {*Pack.open(tmp_path / "cublas.pack").names()} == {*names}, "also for the sizes between"
+        choice = Registry(packs=[tmp_path / "cublas.pack"], gpu="H200").select(problems[0], bits="cublas")
         assert (str(choice.arithmetic), choice.source) == ("k16", "table")
         served = Registry(packs=[opened], gpu="H200").select(GemmProblem.from_text("1000x64x64 f64 tn"))
         assert (served.name, served.source) == (chosen, "table"), "also with other numbers of rows"

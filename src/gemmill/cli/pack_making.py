@@ -16,7 +16,7 @@ from gemmill.cli.commands.compiling import compile_all, report_failures, tally
 from gemmill.cli.kernel_sets import KernelSets
 from gemmill.cli.options import Bits, CompileOptions, Objective, OnGpu, Sign, output_file
 from gemmill.cli.output import usage
-from gemmill.cli.set_choice import Conditions, SuiteTimes, kernels_for
+from gemmill.cli.set_choice import chosen_for
 from gemmill.library.arithmetic import arithmetic_named
 from gemmill.library.bits import ANY
 from gemmill.library.config.model import GemmConfig
@@ -24,7 +24,8 @@ from gemmill.library.decompositions.sliced_kernel import SlicedKernel
 from gemmill.library.errors import PackError, SettingError
 from gemmill.library.problem import GemmProblem
 from gemmill.profiler.sweep.shape_suites import ShapeSuite
-from gemmill.runtime.pack_tables import table_among
+from gemmill.runtime.pack_choice import REGRET, Conditions, PackChoice
+from gemmill.runtime.pack_tables import decisions_of, table_among
 from gemmill.runtime.registry import Registry
 from gemmill.runtime.select.choice_table import ChoiceTable
 from gemmill.runtime.select.decisions import Decision, read_decisions
@@ -35,9 +36,6 @@ from gemmill.runtime.storage.pack import pack_parts, write_pack
 from gemmill.runtime.storage.store import Store
 from gemmill.runtime.storage.trust.signatures import SigningKey
 from gemmill.runtime.storage.trust.signed_packs import sign_pack, signature_path
-
-REGRET = 0.03
-"""Default of --regret."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def write_declared(kernels: KernelSets, target: PackOutput, compiling: CompileOp
     start, keys, recorded = monotonic(), target.keys(), read_decisions(records)
     artifacts, compiled = _compiled(kernels.declared, compiling)
     _warn_of_left_out(artifacts, recorded)
-    size = write_pack(target.to, artifacts, packed := _of(artifacts, recorded))
+    size = write_pack(target.to, artifacts, packed := decisions_of(artifacts, recorded))
     _sign(target, keys)
     text = f"{compiled}\n{_size_in_words(target.to, artifacts, size, start)}"
     output.print_result("pack.make", {**summary(target.to, size, artifacts, packed, None), "losses": {}}, text)
@@ -116,17 +114,17 @@ def write_for(
     start, most, keys = monotonic(), worth.most_bytes(), target.keys()
     registry = Registry(kernels.limited, packs=(), store=compiling.store, gpu=worth.gpu, records=records)
     regret = REGRET if worth.regret is None else worth.regret
-    configs, times = kernels_for(kernels, suite, Conditions(registry, worth.objective, regret, worth.bits))
-    artifacts, compiled = _compiled(configs, compiling)
-    measured = registry.recorded + times.shipped
-    artifacts, table = _within(most, artifacts, measured, times, worth)
+    chosen, counts = chosen_for(kernels, suite, Conditions(registry, worth.objective, regret, worth.bits))
+    artifacts, compiled = _compiled(chosen.configs, compiling)
+    measured = registry.recorded + chosen.shipped
+    artifacts, table = _within(most, artifacts, measured, chosen, worth)
     _warn_of_left_out(artifacts, registry.recorded)
-    size = write_pack(target.to, artifacts, packed := _of(artifacts, measured), table)
+    size = write_pack(target.to, artifacts, packed := decisions_of(artifacts, measured), table)
     _sign(target, keys)
-    lost = regrets(times.times, _names(artifacts))
+    lost = regrets(chosen.times, _names(artifacts))
     report = summary(target.to, size, artifacts, packed, table)
     report |= {"losses": {str(problem): loss for problem, loss in lost.items()}}
-    words = compiled, _size_in_words(target.to, artifacts, size, start), _losses_in_words(lost, times.counts)
+    words = compiled, _size_in_words(target.to, artifacts, size, start), _losses_in_words(lost, counts)
     output.print_result("pack.make", report, "\n".join(words))
 
 
@@ -141,7 +139,7 @@ def _within(
     most: int | None,
     artifacts: list[Artifact],
     measured: Sequence[Decision],
-    times: SuiteTimes,
+    chosen: PackChoice,
     worth: WorthOptions,
 ) -> tuple[list[Artifact], ChoiceTable]:
     """Return the first kernels, as many as fit into ``most`` bytes (None: all), and their choice table.
@@ -151,17 +149,17 @@ def _within(
     """
 
     def size(count: int, table: ChoiceTable | None = None) -> int:
-        return sum(map(len, pack_parts(artifacts[:count], _of(artifacts[:count], measured), table)))
+        return sum(map(len, pack_parts(artifacts[:count], decisions_of(artifacts[:count], measured), table)))
 
     counts = range(1, len(artifacts) + 1)
     count = len(artifacts) if most is None else bisect_right(counts, most, key=size)
     while True:
-        lost = regrets(times.times, _names(artifacts[:count]))
+        lost = regrets(chosen.times, _names(artifacts[:count]))
         if unserved := sum(loss is None for loss in lost.values()):
             left = f"{unserved} of {len(lost)} problems without a kernel"
             raise PackError(f"--budget {worth.budget} leaves {left}; raise --budget")
         kept = artifacts[:count]
-        table = table_among(kept, _of(kept, measured), times.times, worth.gpu, worth.objective, worth.bits)
+        table = table_among(kept, decisions_of(kept, measured), chosen.times, worth.gpu, worth.objective, worth.bits)
         if most is None or size(count, table) <= most:
             return kept, table
         count -= 1
@@ -171,14 +169,8 @@ def _names(artifacts: Sequence[Artifact]) -> list[str]:
     return [artifact.name for artifact in artifacts]
 
 
-def _of(artifacts: Sequence[Artifact], decisions: Sequence[Decision]) -> list[Decision]:
-    """The measurements of these kernels."""
-    names = {*_names(artifacts)}
-    return [decision for decision in decisions if decision.kernel in names]
-
-
 def _warn_of_left_out(artifacts: Sequence[Artifact], recorded: Sequence[Decision]) -> None:
-    if left_out := len(recorded) - len(_of(artifacts, recorded)):
+    if left_out := len(recorded) - len(decisions_of(artifacts, recorded)):
         output.complain(f"left out {left_out} of {len(recorded)} measurements, because the pack lacks their kernels")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -15,17 +16,20 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from gemmill.library.arch import Gpu
+from gemmill.library.config.names import kernel_name
 from gemmill.library.errors import GemmillError, PackError
 from gemmill.library.files import make_private
-from gemmill.library.problem import GemmProblem
+from gemmill.library.problem import GemmProblem, Regime
 from gemmill.profiler.sweep.shape_suites import load_shapes, shipped_suites
-from gemmill.runtime.pack_tables import table_among
+from gemmill.runtime.pack_choice import REGRET, Conditions, PackChoice, kernels_for, supported
+from gemmill.runtime.pack_tables import decisions_of, table_among
+from gemmill.runtime.registry import Registry
 from gemmill.runtime.storage.artifact import Artifact
 from gemmill.runtime.storage.pack import Pack, write_pack
 from gemmill.runtime.storage.trust.signed_packs import PackFacts, PackIndex, sign_pack
 from gemmill.service.bodies import KernelRequest, Texts, malformed, read_json
 from gemmill.service.compiling.queue import CompileQueue
-from gemmill.service.compiling.resolver import KeyedKernel, Resolver, Target, target
+from gemmill.service.compiling.resolver import KeyedKernel, Resolver, Target, target, with_refusals
 from gemmill.service.refusal import Refusal, not_found
 from gemmill.service.served_kernels import Kernels, Served, Signing
 from gemmill.service.tokens import Caller
@@ -37,6 +41,8 @@ NAME = r"^[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}\.pack$"
 """Pattern of valid pack names."""
 LIFETIME = timedelta(days=7)
 """How long an index is valid."""
+_OBJECTIVE: Regime = "sustained"
+"""As `gemmill pack` has it by default."""
 _INDEX_SECONDS = 3600.0
 """Age at which the index is made again; it is also made again when packs are added or removed."""
 
@@ -74,15 +80,13 @@ class Packs:
         self.building[name] = asyncio.create_task(self._build(name, problems, machine, tenant, bits))
 
     async def _build(self, name: str, problems: Sequence[str], machine: Target, tenant: str, bits: str) -> None:
-        chosen: dict[str, KeyedKernel] = {}
-        for problem in problems:
-            keyed = await self._resolver.keyed((await self._resolver.choice(problem, machine.gpu, bits)).name)
-            self._resolver.check_target(keyed, machine)
-            chosen[keyed.name] = keyed
-        kernels = [await self._compiled(keyed, tenant) for keyed in chosen.values()]
-        artifacts = [Artifact.from_bytes(kernel.blob) for kernel in kernels]
-        gpu = await self._resolver.in_thread(lambda: self._resolver.registry(machine.gpu).gpu)
-        await asyncio.to_thread(self._write, name, artifacts, [*map(GemmProblem.from_text, problems)], gpu, bits)
+        registry = self._resolver.new_registry(machine.gpu)
+        chosen = await asyncio.to_thread(with_refusals, lambda: _chosen(problems, registry, bits))
+        kernels = [await self._resolver.keyed(kernel_name(config)) for config in chosen.configs]
+        for kernel in kernels:
+            self._resolver.check_target(kernel, machine)
+        artifacts = [Artifact.from_bytes((await self._compiled(kernel, tenant)).blob) for kernel in kernels]
+        await asyncio.to_thread(self._write, name, artifacts, chosen, registry.gpu, bits)
         del self.building[name]
 
     async def _compiled(self, keyed: KeyedKernel, tenant: str) -> Served:
@@ -100,14 +104,23 @@ class Packs:
             return result
         return served
 
-    def _write(
-        self, name: str, artifacts: Sequence[Artifact], problems: Sequence[GemmProblem], gpu: Gpu, bits: str
-    ) -> PackFacts:
-        table = table_among(artifacts, (), problems, gpu, "sustained", bits)
+    def _write(self, name: str, artifacts: Sequence[Artifact], chosen: PackChoice, gpu: Gpu, bits: str) -> PackFacts:
+        decisions = decisions_of(artifacts, chosen.shipped)
+        table = table_among(artifacts, decisions, chosen.times, gpu, _OBJECTIVE, bits)
         make_private(self.folder)
         path = self.folder / name
-        write_pack(path, artifacts, choices=table)
+        write_pack(path, artifacts, decisions, table)
         return sign_pack(path, self._signing.keys) if self._signing.keys else PackFacts.of(Pack.open(path))
+
+
+def _chosen(problems: Sequence[str], registry: Registry, bits: str) -> PackChoice:
+    """The kernels for problems; GemmillError if one has an error or no kernel."""
+    counts = Counter(map(GemmProblem.from_text, problems))
+    under = Conditions(registry, _OBJECTIVE, REGRET, bits)
+    rows = supported(counts, under)
+    for problem in counts.keys() - rows.keys():
+        registry.select(problem, bits=bits)  # raises the reason
+    return kernels_for(rows, counts, under)
 
 
 def suite_problems(suite: str) -> list[str]:
@@ -162,7 +175,7 @@ async def get_pack(service: Service, request: Request, _: Caller) -> Response:
 
 
 async def post_pack(service: Service, request: Request, caller: Caller) -> Response:
-    """Start to build a pack of the kernels that are selected for problems, or for a built-in suite."""
+    """Start to build a pack of the kernels for problems, or for a built-in suite."""
     body = await read_json(request, PackRequest)
     machine, name, problems = target(body), body.name, body.problems or []
     if body.suite is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TypeVar
 
 from gemmill.emitters import headers_digest
@@ -72,7 +73,7 @@ class Resolver:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run work in the thread; a GemmillError becomes a Refusal."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: _with_refusals(work))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: with_refusals(work))
 
     async def keyed(self, name: str) -> KeyedKernel:
         """The kernel of a name."""
@@ -98,10 +99,14 @@ class Resolver:
         folder = self._models.folder(gpu.name)
         place = gpu, "" if folder is None else folder.name
         if (registry := self._registries.get(place)) is None:
-            registry = self._registries[place] = Registry(packs=(), store=self._store, gpu=gpu, model=folder)
+            registry = self._registries[place] = self._registry_with(gpu, folder)
             if len(self._registries) > _REGISTRIES:
                 self._registries.popitem(last=False)
         return registry
+
+    def new_registry(self, gpu: Gpu) -> Registry:
+        """The same, for work beside the thread, since it takes long."""
+        return self._registry_with(gpu, self._models.folder(gpu.name))
 
     def check_target(self, kernel: KeyedKernel, target: Target) -> None:
         """Raise Refusal 422 if the machine cannot run the kernel."""
@@ -118,6 +123,9 @@ class Resolver:
                 f"The driver supports CUDA {driver}; this server compiles with CUDA {cuda}.",
                 "update the driver, or use a server with an older CUDA",
             )
+
+    def _registry_with(self, gpu: Gpu, model: Path | None) -> Registry:
+        return Registry(packs=(), store=self._store, gpu=gpu, model=model)
 
     def _kernel_of_name(self, name: str) -> KeyedKernel:
         if is_edited(name):
@@ -170,7 +178,8 @@ def _figures(gpu: GpuDescription) -> Gpu:
     return known_gpu(gpu.name, "for another GPU, also send its arch")
 
 
-def _with_refusals(work: Callable[[], T]) -> T:
+def with_refusals(work: Callable[[], T]) -> T:
+    """The result of work; a GemmillError becomes a Refusal."""
     try:
         return work()
     except ToolchainError as error:
