@@ -64,7 +64,7 @@ class WorthOptions:
         typer.Option(
             min=0,
             metavar="FRACTION",
-            help="Maximum slowdown of a problem relative to its fastest kernel. Default: 0.03, for 3%.",
+            help="Maximum slowdown of a problem relative to its fastest kernel. Default: 0.01, for 1%.",
         ),
     ] = None
     budget: Annotated[str | None, typer.Option(metavar="BYTES", help="Maximum size of the pack, such as 20M.")] = None
