@@ -80,15 +80,9 @@ def main() -> None:
 
 def _bare(plan: Any) -> Callable[[], None]:
     """The driver call of a plan, with its kernel and parameters; the lower bound of any launch."""
-    from cuda.bindings.driver import cuLaunchKernelEx
-
     launch = plan._launcher._prepared  # private; needed only here
-    config, function, parameters = launch._config, launch._function, launch._arguments
-
-    def bare() -> None:
-        cuLaunchKernelEx(config, function, parameters, 0)
-
-    return bare
+    bound: Callable[[], Any] = launch.bind(0, launch._arguments)
+    return bound
 
 
 def _triton(a: Any, b: Any, out: Any) -> Callable[[], Any]:

@@ -125,22 +125,19 @@ def allocator(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, like
     """
     device, ordinal = like.device, like.get_device()
     empty_strided, quick, get_device = _private_allocators(like.is_cuda)
-    current = get_device or (lambda: ordinal)
-
-    def public() -> Any:
-        return empty_strided(shape, strides, dtype=dtype, device=device)
-
-    def empty() -> Any:
-        return quick(shape, strides, dtype) if current() == ordinal else public()  # type: ignore[misc]
-
-    return public if quick is None else empty
+    public = functools.partial(empty_strided, shape, strides, dtype=dtype, device=device)
+    if quick is None:
+        return public
+    on_current = functools.partial(quick, shape, strides, dtype)
+    return on_current if get_device is None else lambda: on_current() if get_device() == ordinal else public()
 
 
 @functools.cache
 def _private_allocators(on_gpu: bool) -> tuple[Callable[..., Any], Callable[..., Any] | None, Callable[[], int] | None]:
     """Return PyTorch's allocator of strided tensors, its fast private allocator for the current GPU or the CPU, and a
-    function that returns the current GPU. None for those that a version does not have."""
+    function that returns the current GPU, where there are several. None for those that a version does not have."""
     torch = importlib.import_module("torch")
     guards = importlib.import_module("torch._C._dynamo.guards")
     quick = getattr(guards, "_empty_strided_cuda" if on_gpu else "_empty_strided_cpu", None)
-    return torch.empty_strided, quick, getattr(torch._C, "_cuda_getDevice" if on_gpu else "", None)
+    several = on_gpu and torch.cuda.device_count() > 1
+    return torch.empty_strided, quick, getattr(torch._C, "_cuda_getDevice", None) if several else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from gemmill.library.arch import ARCHS, serving
@@ -102,11 +103,13 @@ class Kernel:
         return PreparedLaunch(self.device, reduction.entry, self.reduction, ctas, reduction.threads, 0, arguments)
 
 
-def _launch_config(ctas: int, threads: int, shared_bytes: int) -> Any:
+def _launch_config(ctas: int, threads: int, shared_bytes: int, is_overlapping: bool = False) -> Any:
     config = bindings().CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.sharedMemBytes = shared_bytes
+    if is_overlapping:
+        config.attrs, config.numAttrs = [_overlap()], 1
     return config
 
 
@@ -121,15 +124,14 @@ def _overlap() -> Any:
 
 
 class PreparedLaunch:
-    """A launch that is complete except for the stream. Use it from one thread at a time: it writes the stream into
-    shared state.
+    """A launch that is complete except for the stream.
 
     With programmatic dependent launch, the prologue of the kernel may overlap the end of the previous kernel in the
     stream; it waits for that kernel before it accesses global memory. ``arguments`` is the address of its
     ``kernelParams``.
     """
 
-    __slots__ = ("_arguments", "_config", "_device", "_entry", "_function", "_launch", "_stream")
+    __slots__ = ("_arguments", "_configs", "_device", "_entry", "_function", "_launch", "_new_config")
 
     def __init__(
         self, device: int, entry: str, function: Any, ctas: int, threads: int, shared_bytes: int, arguments: int
@@ -138,26 +140,32 @@ class PreparedLaunch:
         self._entry = entry
         self._function = function
         self._arguments = arguments
-        self._config = _launch_config(ctas, threads, shared_bytes)
-        if overlaps(device):
-            self._config.attrs, self._config.numAttrs = [_overlap()], 1
+        self._new_config = functools.partial(_launch_config, ctas, threads, shared_bytes, overlaps(device))
+        self._configs: dict[int, Any] = {}
+        """Configs by stream."""
         self._launch = bindings().cuLaunchKernelEx
-        self._stream = 0
 
     def launch(self, stream: int) -> None:
         """Launch on a stream of the kernel's GPU. CUDA copies the parameters before this returns."""
-        if stream != self._stream:
-            self._config.hStream = self._stream = stream
-        (status,) = self._launch(self._config, self._function, self._arguments, 0)
+        call = self.bind(stream, self._arguments)
+        (status,) = call()
         if status:
-            self._relaunch(status)
+            self.relaunch(status, call)
 
-    def _relaunch(self, status: Any) -> None:
-        """Launch again in the right context. Reading the current context before each launch would slow down all of
-        them."""
+    def bind(self, stream: int, arguments: int) -> Callable[[], tuple[Any]]:
+        """Return the driver's call for a stream, with parameters at another address; it returns the status."""
+        if (config := self._configs.get(stream)) is None:
+            config = self._new_config()
+            config.hStream = stream
+            self._configs[stream] = config
+        return functools.partial(self._launch, config, self._function, arguments, 0)
+
+    def relaunch(self, status: Any, call: Callable[[], tuple[Any]]) -> None:
+        """Repeat a call that failed in the right context. Reading the current context before each launch would slow
+        down all of them."""
         driver = bindings()
         here = check(driver.cuCtxGetCurrent(), "reading the current context")
         if int(here) != int(context(self._device)):
             with current(self._device):
-                (status,) = self._launch(self._config, self._function, self._arguments, 0)
+                (status,) = call()
         check((status,), f"launching {self._entry} on GPU {self._device}")

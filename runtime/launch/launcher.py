@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gemmill.library.decompositions import workspace_layout
 from gemmill.library.decompositions.sliced_kernel import SlicedKernel
@@ -138,8 +138,9 @@ def _converted(
     return gemm, conversions
 
 
-_ENCODED = 64
-"""Most addresses whose parameters a launcher keeps; with more, it starts anew."""
+_BOUND = 256
+"""Most bound launches that a launcher keeps; layers of a model share one, with different weights. With more, it starts
+anew."""
 _UNKNOWN: Addresses = (-1,) * (len(OPERANDS) + MAX_NODES)
 """Placeholder for unknown addresses, of the maximum length."""
 
@@ -241,9 +242,9 @@ class Launcher:
             moved = (x for x in integers if x[0] in converted)
             self._in_workspace = WorkspaceLaunch(gemm, kernel, block, self.ctas, conversions, following, moved)
         self._prepared = kernel.prepare(self.ctas, block.arguments)
-        self._encoded: dict[Addresses, bytes] = {}
-        """Parameters by the addresses in them: a program that allocates D at each call meets the same ones again, and
-        restoring them takes less time than checking and encoding."""
+        self._bound: dict[tuple[int, Addresses], tuple[Callable[[], tuple[Any]], ParameterBlock]] = {}
+        """Launches by stream and addresses, with their parameters: a program that allocates D at each call meets the
+        same ones again. Nothing changes a bound launch, so threads need no lock to repeat it."""
         self._lock = threading.Lock()
 
     def _unlimited(self, entry: str, sm_count: int) -> UnsupportedProblemError:
@@ -269,23 +270,32 @@ class Launcher:
                 tma.replace_address(descriptor, addresses[index] + shift, self.kernel.device)
         for index, pointer, shift in self._pointers:
             pointer.value = addresses[index] + shift
-        if self._in_workspace is None:  # which has parameters of its own
-            if len(self._encoded) == _ENCODED:
-                self._encoded.clear()
-            self._encoded[addresses] = self._block.read()
 
     def launch(self, stream: int, addresses: Addresses) -> None:
         """Launch on a stream of the kernel's GPU. The addresses must have the alignment in the problem."""
+        bound = self._bound.get((stream, addresses))
+        if bound is None:
+            self._launch_changed(stream, addresses)
+            return
+        (status,) = bound[0]()
+        if status:
+            self._prepared.relaunch(status, bound[0])
+
+    def _launch_changed(self, stream: int, addresses: Addresses) -> None:
+        """Launch with the shared parameters, after changing their addresses; bind the launch if nothing else belongs
+        to it."""
         with self._lock:
             if addresses is not self._addresses and addresses != self._addresses:
-                if (encoded := self._encoded.get(addresses)) is None:
-                    self._encode(addresses)
-                else:
-                    self._block.restore(encoded)
+                self._encode(addresses)
                 self._addresses = addresses
             if self._resets is not None:
                 self._resets.launch(stream, addresses)
-            if self._in_workspace is None:
-                self._prepared.launch(stream)
-            else:
+            if self._in_workspace is not None:
                 self._in_workspace.launch(stream, self._prepared, addresses)
+                return
+            self._prepared.launch(stream)
+            if self._resets is None:
+                if len(self._bound) == _BOUND:
+                    self._bound.clear()
+                block = self._block.copy()
+                self._bound[stream, addresses] = self._prepared.bind(stream, block.arguments), block
