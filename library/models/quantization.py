@@ -16,13 +16,16 @@ from gemmill.library.wording import one_of
 
 Words = Mapping[str, str]
 """Keywords of a problem that state its types and scales."""
-_ROWS = "d = acc * a_scale[m] * b_scale[n]"
-_OUTPUTS = "d = acc * b_scale[n]"
+_WHOLE = "d = alpha * acc * a_scale * b_scale"
+_EXPERTS = "d = alpha * acc * a_scale * b_scale[batch]"
+_ROWS = "d = alpha * acc * a_scale[m] * b_scale[n]"
+_OUTPUTS = "d = alpha * acc * b_scale[n]"
+"""Epilogues of calls with scales of whole operands, of whole experts, of rows and columns, and of columns alone."""
 QuantizationName = Literal["config", "none", "fp8", "fp8-rows", "fp8-blocks", "int8", "int4", "mxfp4"]
 """``config``: what the config has; ``none``: nothing; otherwise a scheme of :data:`SCHEMES`."""
 SCHEMES: Mapping[QuantizationName, Words] = MappingProxyType(
     {
-        "fp8": {"a": "e4m3", "b": "e4m3"},
+        "fp8": {"a": "e4m3", "b": "e4m3", "epilogue": _WHOLE},
         "fp8-rows": {"a": "e4m3", "b": "e4m3", "epilogue": _ROWS},
         "fp8-blocks": {"a": "e4m3", "b": "e4m3", "a_scale": "1x128", "b_scale": "128x128"},
         "int8": {"a": "s8", "b": "s8", "epilogue": _ROWS},
@@ -30,7 +33,7 @@ SCHEMES: Mapping[QuantizationName, Words] = MappingProxyType(
         "mxfp4": {"b": "e2m1"},
     }
 )
-"""Keywords that differ from those of the model's own type. ``fp8`` has a scale for each operand, which is an alpha."""
+"""Keywords that differ from those of the model's own type. ``fp8`` has a scale for each operand and expert."""
 _MOST_WILDCARDS = 8
 _LONGEST_PATTERN = 200
 _UNSAFE = re.compile(r"[)\]}*+?]\s*[*+?{]|\(\?|\\[1-9]")
@@ -55,6 +58,8 @@ class Quantization:
         if linear.plain or not self.words or (self.only_experts and not linear.experts) or self._skips(linear):
             return {"a": self.dtype}
         words = {"a": self.dtype, **self.words}
+        if linear.experts and self.words.get("epilogue") == _WHOLE:
+            words["epilogue"] = _EXPERTS
         if "8" in self.words.get("a", ""):
             words["d"] = self.dtype
         return words

@@ -108,19 +108,20 @@ def compressed(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None, **m
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, **more}
 
 
-ROWS = "epilogue='d = acc * a_scale[m] * b_scale[n]'"
+WHOLE = "epilogue='d = alpha * acc * a_scale * b_scale'"
+ROWS = "epilogue='d = alpha * acc * a_scale[m] * b_scale[n]'"
 
 
 @pytest.mark.parametrize(
     ("quantization", "line"),
     [
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "e4m3 tn a_scale=1x128 b_scale=128x128"),
-        ({"quant_method": "fp8", "activation_scheme": "static"}, "e4m3 tn"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, f"e4m3 tn {WHOLE}"),
         ({"quant_method": "fbgemm_fp8"}, f"e4m3 tn {ROWS}"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}, "bf16*s4 tn b_scale=1x128"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}, "bf16*u4 tn b_scale=1x32z"),
         ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "bf16*s8 tn b_scale=1x128"),
-        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "bf16*s8 tn epilogue='d = acc * b_scale[n]'"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "bf16*s8 tn epilogue='d = alpha * acc * b_scale[n]'"),
         ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "bf16*s4 tn b_scale=1x128"),
         ({"quant_method": "awq", "bits": 4, "group_size": 64}, "bf16*u4 tn b_scale=1x64z"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bf16 tn"),
@@ -147,6 +148,12 @@ def test_quantisation_is_that_of_the_config(quantization: dict[str, Any], line: 
     assert found["down_proj"] == str(expected)
     assert found["lm_head"] == "16x128256x4096 bf16 tn", "engines leave the head alone"
     assert texts({**LLAMA, "quantization_config": quantization}, quantization="none") == texts(LLAMA)
+
+
+def test_experts_in_fp8_have_a_scale_each() -> None:
+    found = texts({**QWEN, "quantization_config": {"quant_method": "fp8"}})
+    assert found["experts.down_proj"].endswith(" grouped=128 epilogue='d = alpha * acc * a_scale * b_scale[batch]'")
+    assert found["o_proj"].endswith(WHOLE)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from tests.cases.plain import read as read_arguments_of
 
 from gemmill.library.config.names import parse_name
 from gemmill.library.errors import OperandError
+from gemmill.library.models.quantization import SCHEMES, QuantizationName
 from gemmill.library.problem import GemmProblem
 from gemmill.runtime.api.grouped import grouped_matmul
 from gemmill.runtime.api.matmul import matmul
@@ -83,6 +84,16 @@ def test_scales_of_rows_columns_and_operands_are_of_the_epilogue(given: dict[str
     by_blocks = given["a_scale" if "a_scale" in given else "b_scale"] in BLOCKS.values()
     assert call.problem.a_scale == ("1x128" if by_blocks else "none")
     assert [x.name for x in call.bound.arguments] == [x for x in call.places[-len(call.bound.arguments) or 99 :] if x]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "given"),
+    [("fp8", {"a_scale": Array(1), "b_scale": Array(1)}), ("fp8-rows", {"a_scale": ROWS, "b_scale": COLUMNS})],
+)
+def test_the_problems_of_models_have_the_epilogues_of_such_calls(
+    scheme: QuantizationName, given: dict[str, Any]
+) -> None:
+    assert SCHEMES[scheme]["epilogue"] == read(**given).problem.epilogue
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("f32", "1x128"), ("f16", "none")])
