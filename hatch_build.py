@@ -1,9 +1,10 @@
-"""Puts libgemmill into wheels that are built where CMake, a C++ compiler and its libraries are installed."""
+"""Puts libgemmill into wheels that are built on Linux with CMake, a C++ compiler and its libraries."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -20,9 +21,12 @@ class NativeLibrary(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build before the wheel is written. Editable installations have no library."""
+        self._folder = tempfile.TemporaryDirectory()
         if version == "editable":
             return
-        self._folder = tempfile.TemporaryDirectory()
+        if sys.platform != "linux":
+            self.app.display_warning("The wheel is pure, without libgemmill, which is for Linux alone.")
+            return
         source = Path(self.root, "src", PACKAGE).resolve()
         build, prefix = (Path(self._folder.name).resolve() / name for name in ("build", "prefix"))
         # Neither folders nor versions of the linker are in the bytes; other machines need no newer C++ runtime.
@@ -42,7 +46,7 @@ class NativeLibrary(BuildHookInterface):  # type: ignore[type-arg]
         jobs = str(os.cpu_count() or 1)
         for command in (("cmake", "--build", build, "--parallel", jobs), ("cmake", "--install", build)):
             if fault := _fault(*command):
-                raise RuntimeError(f"building libgemmill failed: {fault}")
+                raise RuntimeError(f"building libgemmill failed: {fault}; to do without, set HATCH_BUILD_NO_HOOKS=true")
         for file in sorted(path for path in (prefix / "lib").rglob("*") if path.is_file()):
             build_data["force_include"][str(file)] = str(PACKAGE / file.relative_to(prefix))
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
@@ -50,8 +54,7 @@ class NativeLibrary(BuildHookInterface):  # type: ignore[type-arg]
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove the build."""
-        if version != "editable":
-            self._folder.cleanup()
+        self._folder.cleanup()
 
 
 def _fault(*command: str | Path) -> str:

@@ -16,9 +16,12 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from hatch_build import NativeLibrary
+from hatchling.bridge.app import Application
 from packaging.requirements import Requirement
 from tests.cases.environments import build
 
@@ -131,6 +134,18 @@ def test_without_a_compiler_the_wheel_is_pure(tmp_path: Path) -> None:
     done = _run(sys.executable, "-P", "-c", "import gemmill; gemmill.cmake_dir()", PYTHONPATH=str(site))
     assert "InstallationError" in done.stderr
     assert "has no compiled libgemmill" in done.stderr
+
+
+def test_the_wheel_is_pure_on_other_systems(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    hook = NativeLibrary(str(ROOT), {}, None, None, str(tmp_path), "wheel", Application())  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "platform", "darwin")
+    data: dict[str, Any] = {}
+    hook.initialize("standard", data)
+    hook.finalize("standard", data, "")
+    assert not data
+    assert "without libgemmill, which is for Linux" in capsys.readouterr().err
 
 
 @pytest.mark.heavy
