@@ -134,6 +134,8 @@ def analytic(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Columns:
         sm_ns[stream] += work["exchange_ns"] + work["rest"] * work["store_ns"][stream]
     of_dram_ns = (_dram_bytes(columns, work, typical, gpu) + _read_again(work, problem)) / columns["dram_gbps"]
     dram_ns[:] = of_dram_ns
+    # No input of the network: it corrects the same tiles for a large K too.
+    of_dram_ns = of_dram_ns + _part_sectors(columns, typical) / columns["dram_gbps"]
     work["power_ns"] = power_ns = 1000 * products * power_us(typical, gpu) * multiplied(columns["symmetric"], typical)
     if GROUPED_EXTENT.get(problem.batching) in ("m", "n"):
         # Loads pause where tiles of other groups begin, so the shorter of these times counts more: their 4-norm. Fitted
@@ -337,6 +339,12 @@ def _read_again(work: Columns, problem: GemmProblem) -> Floats | float:
             return 0.0
     again: Floats = _READ_AGAIN * problem.batch * problem.k * weights * np.clip(tiles - 1, 0, 1)
     return again
+
+
+def _part_sectors(columns: Columns, problem: GemmProblem) -> Floats | float:
+    """Return the bytes that DRAM could move in the additional time of a D stored in parts of sectors."""
+    added: Floats | float = columns["part_sectors"] * (problem.m * problem.n * problem.batch * _bytes(problem.d_dtype))
+    return added
 
 
 def _realignment_us(table: FeatureTable, problem: GemmProblem, gpu: Gpu) -> Floats:

@@ -209,6 +209,7 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
         "scattered_ns": elements / (_ELEMENTS_PER_CYCLE * gpu.clock_ghz),
         "stored_align": column(configs, lambda c: 0 if decomposition_of(c).has_second_kernel else c.d.align),
         "loaded_aligns": np.where(swap_ab, loaded_aligns[[1, 0, 2]], loaded_aligns),
+        "part_sectors": np.array([family.part_sectors(config) for family, config in family_configs], np.float64),
         "second_ns": second_ns,
         "second_element_ns": second_element_ns,
         "has_second": bool(second_ns.any()),

@@ -28,6 +28,10 @@ def _once(config: GemmConfig) -> float:
     return 1.0
 
 
+def _none(config: GemmConfig) -> float:
+    return 0.0
+
+
 def _never(config: GemmConfig) -> bool:
     return False
 
@@ -52,6 +56,8 @@ class Family:
     """CTAs per SM in the utilisation where the problem has fewer."""
     storing: Callable[[GemmConfig], float] = _once
     """Time to store a tile relative to a store by TMA."""
+    part_sectors: Callable[[GemmConfig], float] = _none
+    """Additional time in which DRAM takes a D stored in parts of sectors, relative to whole ones."""
     is_preferred: bool = False
     """Whether kernels of other families are left out where all operands are aligned and a kernel of this or another
     preferred family supports the problem: the others are slower then."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gemmill.library.arch import Gpu
+from gemmill.library.arch import L2_SECTOR, Gpu
 from gemmill.library.config.batchings import MASKED
 from gemmill.library.config.model import GemmConfig
 from gemmill.library.dtypes import DTYPES
@@ -65,6 +65,9 @@ _CROWDED_ROWS, _CROWDED_EXPONENT = 4.6, 0.24
 between neighbours along K. Where the operand is short, the SMs request few different lines together."""
 _SHORT_ROW = 2048
 """Bytes from which on the rate of L2 alone is the bound."""
+_PART_SECTORS = 0.45
+"""Additional time in which DRAM takes a D if the rows of TMA's boxes end within sectors. With K up to 128 on an H200,
+such rows of 80 to 176 bytes were stored at 2.0 to 2.2 TB/s, and whole spans of a swizzle at 2.9 to 3.2."""
 _CHUNK_CYCLES = 1.15
 """Clocks in which producer warps copy 16 bytes of an A of any alignment. Fitted to 28 problems of 9 to 128 rows on an
 H200."""
@@ -266,6 +269,13 @@ def _transposing_cycles(config: GemmConfig) -> float:
     return max(_TRANSPOSING_CYCLES + transposed / _TRANSPOSED_BYTES_PER_CYCLE, moved / SHARED_BYTES_PER_CYCLE)
 
 
+def _part_sectors(config: GemmConfig) -> float:
+    """Return the additional time in which DRAM takes D, relative to whole sectors."""
+    plan = WgmmaPlan(config)
+    ends_within = plan.subtile_box(plan.stored_d)[0] * plan.stored_d.bytes % L2_SECTOR > 0
+    return _PART_SECTORS if ends_within and not plan.has_second_kernel else 0.0
+
+
 def _copying_cycles(config: GemmConfig) -> float:
     """Return the clocks in which producer warps copy a stage of A; 0 where TMA loads it."""
     plan = WgmmaPlan(config)
@@ -295,4 +305,11 @@ def _is_fitted(config: GemmConfig) -> bool:
     return not is_mixed_or_split and not WgmmaPlan(config).is_unaligned
 
 
-FAMILY = Family(_columns, _busiest_ns, is_fitted=_is_fitted, is_preferred=True, takes_turns=_takes_turns)
+FAMILY = Family(
+    _columns,
+    _busiest_ns,
+    is_fitted=_is_fitted,
+    part_sectors=_part_sectors,
+    is_preferred=True,
+    takes_turns=_takes_turns,
+)

@@ -75,6 +75,18 @@ def test_tiles_of_a_row_major_b_are_whole_swizzle_spans() -> None:
     assert us("mn", 112) > 1.5 * us("k", 112)
 
 
+def test_d_takes_longer_if_rows_of_its_boxes_end_within_sectors() -> None:
+    """8192x8192x64 with tiles of 128x176 and an n-major D took 60 us, with 128x192 43."""
+    name = "sm90a_bf16k16_bf16k16_f32_none_bf16{}16_128x{}x64_1x1_pingpong_s4_m8_k1_linear"
+    product = problem(8192, 8192, 64)
+
+    def us(major: str, columns: int) -> float:
+        return _us(name.format(major, columns), product)
+
+    assert us("n", 176) > 1.2 * us("n", 192)
+    assert us("m", 176) < 1.1 * us("n", 192)
+
+
 def _us(name: str, gemm: GemmProblem) -> float:
     """Microseconds of one kernel by the analytic model."""
     return float(analytic(FeatureTable.of([(SlicedKernel(name), parse_name(name), False)], H200), gemm, H200)["us"][0])
