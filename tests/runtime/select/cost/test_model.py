@@ -87,6 +87,20 @@ def test_d_takes_longer_if_rows_of_its_boxes_end_within_sectors() -> None:
     assert us("m", 176) < 1.1 * us("n", 192)
 
 
+def test_more_slices_are_faster_beside_an_unaligned_a() -> None:
+    """16x5001x14337 with 64x16x128: 62 us in 3 slices, 53 in 5, and 61 with the shorter rows of 64x16x64."""
+    name = "sm90a_bf16k2_bf16k16_f32_none_bf16m16_64x16x{}_1x1_pingpong_s{}_m8_splitk_linear"
+    weight = problem(5001, 16, 14337)
+
+    def us(columns: int, stages: int, slices: int) -> float:
+        kernel = SlicedKernel(name.format(columns, stages), slices)
+        table = FeatureTable.of([(kernel, parse_name(kernel.name), False)], H200)
+        return float(analytic(table, weight, H200)["us"][0])
+
+    assert us(128, 10, 3) > 1.1 * us(128, 10, 5)
+    assert us(64, 16, 5) > 1.05 * us(128, 10, 5)
+
+
 def _us(name: str, gemm: GemmProblem) -> float:
     """Microseconds of one kernel by the analytic model."""
     return float(analytic(FeatureTable.of([(SlicedKernel(name), parse_name(name), False)], H200), gemm, H200)["us"][0])
