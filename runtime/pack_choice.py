@@ -100,8 +100,8 @@ def _row(problem: GemmProblem, under: Conditions) -> Row | None:
         return None
     measured = {kernel: us for us, kernel in selector.measured_on(problem, arithmetic)} if held is None else {}
     ranked = held or measured
-    completed = _completed(ranked, modelled)
-    return Row(_of_cubins(completed), _of_cubins(ranked or completed), measured)
+    times = _of_cubins(_completed(ranked, modelled))
+    return Row(times, _of_cubins(ranked) if ranked else times, measured)
 
 
 def _shipped(rows: Mapping[GemmProblem, Row], registry: Registry) -> list[Decision]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TypeVar
@@ -27,34 +28,55 @@ def set_cover(
         allowed: what each problem may lose, relative to the least time.
         weights: weights of problems; 1 for those that are missing.
     """
-    good = {p: {k: us / min(by_kernel.values()) for k, us in by_kernel.items()} for p, by_kernel in times.items()}
-    good = {p: {k: ratio for k, ratio in by_kernel.items() if ratio <= 1 + allowed[p]} for p, by_kernel in good.items()}
-    chosen = _without_replaceable(_greedy(good, dict.fromkeys(good, 1)), good)
-    chosen_only = {p: {k: ratio for k, ratio in by_kernel.items() if k in chosen} for p, by_kernel in good.items()}
-    return _greedy(chosen_only, {p: weights.get(p, 1) for p in chosen_only}) if weights else chosen
+    good = {problem: _within(by_kernel, 1 + allowed[problem]) for problem, by_kernel in times.items()}
+    chosen = _without_replaceable(_greedy(good, {}), good)
+    if not weights:
+        return chosen
+    left = {*chosen}
+    return _greedy({p: {k: ratio for k, ratio in of_p.items() if k in left} for p, of_p in good.items()}, weights)
+
+
+def _within(by_kernel: Mapping[str, float], most: float) -> dict[str, float]:
+    """Return the times relative to the least one, of kernels for which they are at most ``most``."""
+    least = min(by_kernel.values())
+    return {kernel: us / least for kernel, us in by_kernel.items() if us / least <= most}
 
 
 def _without_replaceable(chosen: list[str], good: Mapping[Problem, Mapping[str, float]]) -> list[str]:
     """Return kernels without those that the others replace; the last chosen goes first."""
+    served = {kernel: list[Problem]() for kernel in chosen}
+    serving = dict[Problem, int]()
+    for problem, by_kernel in good.items():
+        for kernel in (of_problem := by_kernel.keys() & served.keys()):
+            served[kernel].append(problem)
+        serving[problem] = len(of_problem)
     for kernel in reversed(chosen):
-        others = [other for other in chosen if other != kernel]
-        if not any(by_kernel.keys().isdisjoint(others) for by_kernel in good.values()):
-            chosen = others
-    return chosen
+        if all(serving[problem] > 1 for problem in served[kernel]):
+            for problem in served.pop(kernel):
+                serving[problem] -= 1
+    return [*served]
 
 
 def _greedy(good: Mapping[Problem, Mapping[str, float]], weights: Mapping[Problem, float]) -> list[str]:
-    """Return kernels until each problem has one that is good for it, in order of weight."""
+    """Return kernels until each problem has one that is good for it, in order of weight; each is 1 without weights."""
+    unserved = defaultdict[str, dict[Problem, float]](dict)
+    gains = defaultdict[str, float](int)
+    for problem, by_kernel in good.items():
+        for kernel, ratio in by_kernel.items():
+            unserved[kernel][problem] = ratio
+            gains[kernel] += weights.get(problem, 1)
     chosen: list[str] = []
-    while good:
-        gains: dict[str, tuple[float, float]] = {}
-        for problem, by_kernel in good.items():
-            for kernel, ratio in by_kernel.items():
-                gain, total = gains.get(kernel, (0.0, 0.0))
-                gains[kernel] = gain + weights[problem], total + ratio
-        best = min(gains, key=lambda kernel: (-gains[kernel][0], gains[kernel][1], kernel))
+    while unserved:
+        most = max(gains.values())
+        equal = [kernel for kernel, gain in gains.items() if gain == most]
+        best = min(equal, key=lambda kernel: (sum(unserved[kernel].values()), kernel))
         chosen.append(best)
-        good = {p: by_kernel for p, by_kernel in good.items() if best not in by_kernel}
+        for problem in [*unserved[best]]:
+            for kernel in good[problem]:
+                del unserved[kernel][problem]
+                gains[kernel] -= weights.get(problem, 1)
+                if not unserved[kernel]:
+                    del unserved[kernel], gains[kernel]
     return chosen
 
 
