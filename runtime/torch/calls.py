@@ -6,8 +6,6 @@ constant results.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,17 +31,9 @@ def _epilogue_facts(expression: str) -> tuple[tuple[str, ...], int, int]:
     return tuple(x.name for x in epilogue.outputs), 1 + (epilogue.gate_rows > 0), 1 + epilogue.gated
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _lower_if_compiling() -> None:
-    """Register the operators' lowerings if Inductor is loaded, because it may compile this call."""
-    if "torch._inductor" in sys.modules:
-        importlib.import_module("gemmill.runtime.torch.inductor.lowering")
-
-
 def matmul(a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> torch.Tensor:
     """Compute :func:`gemmill.matmul` by operators. They do not support ``stream``, ``registry``, and vectors with an
     epilogue, scales or narrow operands: OperandError."""
-    _lower_if_compiling()
     if isinstance(b, TensorView):
         raise OperandError(
             "b is a prepared operand, which calls that PyTorch records, transforms or compiles do not take: pass its "
@@ -64,7 +54,6 @@ def grouped_matmul(
     a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, **keywords: Any
 ) -> torch.Tensor:
     """Compute :func:`gemmill.grouped_matmul` by operators; raises OperandError as :func:`matmul` does."""
-    _lower_if_compiling()
     arguments = {name: x for name, x in keywords.items() if x is not None}
     counts = arguments.pop("counts", None)
     require_groups(offsets, counts, "gemmill.matmul")

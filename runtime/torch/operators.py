@@ -7,7 +7,9 @@ module uses raw ``torch.library`` registrations, because ``custom_op`` triples t
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -151,14 +153,23 @@ def _adapted(names: list[str], function: Callable[..., Any]) -> Callable[..., An
     return call_by_keywords
 
 
+def _lower_if_compiling() -> None:
+    """Register the operators' lowerings if Inductor is loaded, because it may compile the graph that is traced. Without
+    them, its code would call the operators through the dispatcher, and assume that their outputs are not aligned."""
+    if "torch._inductor" in sys.modules:
+        importlib.import_module("gemmill.runtime.torch.inductor.lowering")
+
+
 def _register(name: str, row: Operator) -> None:
     names, names_out = _positional(row.arguments), _positional(row.arguments_out)
 
     def fake(**arguments: Any) -> Any:
+        _lower_if_compiling()
         empty = [x.empty(arguments["a"]) for x in row.outputs(**arguments)]
         return empty if row.several else empty[0]
 
     def checked(**arguments: Any) -> None:
+        _lower_if_compiling()
         arguments.pop("out")
         row.outputs(**arguments)
 

@@ -161,6 +161,25 @@ def test_code_of_inductor_is_the_call_of_a_user(name: str) -> None:
     torch.testing.assert_close(found, wanted, rtol=2**-6, atol=2**-6)
 
 
+OPERATOR_ALONE = """
+import torch, gemmill.torch
+from torch._inductor.utils import run_and_get_code
+gemmill.torch.run_on_cpu()
+x, w = torch.randn(16, 32).bfloat16(), torch.randn(64, 32).bfloat16()
+_, (code,) = run_and_get_code(torch.compile(lambda x, w: torch.ops.gemmill.mm(x, w.t()).relu()), x, w)
+print(code)
+"""
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_operators_that_a_program_calls_are_lowered_in_a_process_without_a_pass() -> None:
+    """As in an engine whose layers call the operators: Inductor is loaded, and nothing else of gemmill is on."""
+    done = subprocess.run([sys.executable, "-c", OPERATOR_ALONE], check=True, capture_output=True, text=True)
+    assert ".matmul(" in done.stdout
+    assert "= torch.ops.gemmill" not in done.stdout
+
+
 @pytest.mark.slow
 @needs_compiler
 def test_a_number_that_is_no_literal_goes_by_the_operator() -> None:
