@@ -173,7 +173,6 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
     cluster, rows, elements = np.stack([cluster_m, cluster_n]), tile * (bytes_a, bytes_b), tile_m * tile_n / along_k
     loaded = rows * tile_k * (_MULTICAST_COST + (1 - _MULTICAST_COST) / cluster[::-1]) * _gather_costs(configs)
     stream = np.flatnonzero([decomposition_of(config).has_shares for config in configs])
-    second_ns, second_element_ns = second_kernel(configs, slices)
     storing_ns = storing * elements * column(configs, _stored_bytes) / (_STORE_BYTES_PER_CYCLE * gpu.clock_ghz)
     dram_gbps = gpu.dram_gbps * np.array([family.dram_share for family, _ in family_configs], np.float64)
     loaded_aligns = np.array([(c.a.align, c.b.align, c.c.align if c.c else 0) for c in configs], np.float64).T
@@ -210,15 +209,19 @@ def _columns(kernels: Sequence[SlicedKernel], configs: Sequence[GemmConfig], swa
         "stored_align": column(configs, lambda c: 0 if decomposition_of(c).has_second_kernel else c.d.align),
         "loaded_aligns": np.where(swap_ab, loaded_aligns[[1, 0, 2]], loaded_aligns),
         "part_sectors": np.array([family.part_sectors(config) for family, config in family_configs], np.float64),
-        "second_ns": second_ns,
-        "second_element_ns": second_element_ns,
-        "has_second": bool(second_ns.any()),
+        **_of_second_kernel(configs, slices),
         "dram_gbps": float(dram_gbps[0]) if (dram_gbps == dram_gbps[0]).all() else dram_gbps,
         "swizzle": column(configs, lambda c: c.scheduler.swizzle_size),
         **_in_raster_order(raster_m, cluster, rows),
         # elements to shared memory per multiply-add, times those out of L2
         "moved": (tile_m + tile_n) * (tile_m / cluster_n + tile_n / cluster_m) / (tile_m * tile_n) ** 2,
     }
+
+
+def _of_second_kernel(configs: Sequence[GemmConfig], slices: Floats) -> Columns:
+    """Return the nanoseconds that the second kernel takes, at least and for each element, and whether there is one."""
+    least_ns, element_ns = second_kernel(configs, slices)
+    return {"second_ns": least_ns, "second_element_ns": element_ns, "has_second": bool(least_ns.any())}
 
 
 def _loaded_k(config: GemmConfig) -> int:
