@@ -20,7 +20,7 @@ MIN_US, MAX_US = 1e-3, 1e12
 """Bounds in microseconds of measured times of a launch."""
 Regime = Literal["sustained", "burst"]
 """The load of the GPU during a measurement, or the load for which a kernel is selected. ``burst``: short launches at
-full clock; candidates alternate every millisecond, so that all run at the same clock. ``sustained``: the GPU is busy
+full clock; candidates run in turn for a millisecond, each after a pause. ``sustained``: the GPU is busy
 for seconds, and the power limit can throttle it; each candidate runs alone for a fraction of a second, and the second
 half counts. Times of different regimes are not comparable."""
 REGIMES: tuple[Regime, ...] = get_args(Regime)

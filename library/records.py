@@ -27,10 +27,11 @@ from gemmill.library.input.group_sizes import BALANCED, as_full, checked_sizes, 
 from gemmill.library.input.lines import MOST_NAMED, Faults, read_lines
 from gemmill.library.problem import MAX_US, MIN_US, GemmProblem, Regime
 
-METHOD = 3
+METHOD = 4
 """Version of the method of measurement, including everything about a launch except its cubin. It increases when
 operands, rotation, graphs, statistics or descriptors change; older records then no longer count as measured. (1:
-candidates had the same neighbours in every round. 2: L2 fetched two lines even for rows that begin within sectors.)"""
+candidates had the same neighbours in every round. 2: L2 fetched two lines even for rows that begin within sectors. 3:
+replays followed each other without a pause, so that the power limit lowered the clock.)"""
 
 _LATER_FIELDS: Mapping[str, str | None] = {"expected_rows": None, "rows": "stored", "symmetry": "general"}
 """Fields of problems that records from before them lack, and their defaults, which keys of records leave out."""

@@ -2,7 +2,8 @@
 
 The launches of each candidate, which rotate over the operand sets, are captured once into a graph. A round replays each
 graph once, so that drifts of clock, power and temperature affect all candidates equally. The order is random in each
-round, since a candidate runs at a higher clock after one that draws little power.
+round, and the GPU pauses before each replay: without a pause, the power limit lowers the clock within a few replays,
+for every candidate, and ranks kernels as no program would see them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +24,10 @@ from gemmill.runtime.launch_times import no_collection
 
 REPLAY_US = 1000.0
 """Minimum time of a replay: far above the launch overhead of a graph and the resolution of events."""
-ROUNDS = 32
+PAUSE_S = 0.005
+"""Seconds without work before each replay. Replays then run at full clock, as they do after pauses of 20 ms; without a
+pause, large GEMMs took 1.14 times as long on an H200, and up to 1.4 times as long with kernels that draw much power."""
+ROUNDS = 9
 """Default number of rounds of final timings. Records contain the actual number."""
 PEAK_FLOPS = 800e12
 """Rate of 16-bit tensor cores, to estimate how many launches fill a replay. 8-bit types have twice the rate, tf32
@@ -110,7 +115,8 @@ def time_rounds(
     before: Callable[[K], None] = lambda name: None,
     after_round: Callable[[int], None] = lambda index: None,
 ) -> dict[K, list[float]]:
-    """Replay each graph once per round, in random order; returns the microseconds of a launch in each round.
+    """Replay each graph once per round, in random order and at full clock; returns the microseconds of a launch in each
+    round.
 
     Args:
         graphs: captured graphs by candidate.
@@ -126,6 +132,7 @@ def time_rounds(
         order.shuffle(names)
         for name in names:
             before(name)
+            time.sleep(PAUSE_S)
             start.record()
             graphs[name].replay()
             end.record()

@@ -28,7 +28,7 @@ RATE = 3e-3
 DECAY = 0.6
 """Weight decay of a step, relative to the learning rate (Loshchilov and Hutter, ICLR 2019)."""
 TUNED_EPOCHS, TUNED_RATE = 6, 2e-3
-"""Epochs and learning rate for a network that was fitted to the problems of other GPUs before."""
+"""Epochs and learning rate for a network that was fitted to the problems of all GPUs before."""
 TEMPERATURE = 0.015
 """Temperature of the softmax over predicted log times: a kernel slower by this fraction has the weight 1/e."""
 MOST_LOST = 0.5
@@ -45,13 +45,11 @@ Layers = list[tuple[Any, Any]]
 def fit(rows: Sequence[Rows], gpu: str) -> Layers:
     """Fit a network that predicts the logarithm of measured over analytic time on a GPU.
 
-    It is first fitted to the problems of other GPUs, if any, then to those of this GPU. Each problem must occur once
+    It is fitted to all problems and, if some are of other GPUs, then to those of this GPU. Each problem must occur once
     per GPU (:func:`~gemmill.profiler.training.rows.merged`).
     """
-    other_gpus, this_gpu = [r for r in rows if r.gpu != gpu], [r for r in rows if r.gpu == gpu]
-    if not other_gpus:
-        return _descend(this_gpu, None, EPOCHS, RATE)
-    return _descend(this_gpu, _descend(other_gpus, None, EPOCHS, RATE), TUNED_EPOCHS, TUNED_RATE)
+    layers, this_gpu = _descend(rows, None, EPOCHS, RATE), [r for r in rows if r.gpu == gpu]
+    return layers if len(this_gpu) == len(rows) else _descend(this_gpu, layers, TUNED_EPOCHS, TUNED_RATE)
 
 
 def _descend(rows: Sequence[Rows], start: Layers | None, epochs: int, rate: float) -> Layers:

@@ -19,6 +19,7 @@ from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement
 from gemmill.profiler.baselines.baseline import BASELINES
 from gemmill.runtime.launch.tma import ALIGNMENT
+from gemmill.runtime.select.cost.energy import power_us
 from gemmill.runtime.select.cost.model import analytic, features
 from gemmill.runtime.select.cost.table import Entry, FeatureTable
 from gemmill.runtime.select.kernels.faults import needs_swap
@@ -29,6 +30,11 @@ compiled-in number, and those that reduced without a second kernel. The latter n
 training."""
 OF_ARGUMENT = 1.017
 """Time of a split-K kernel relative to one with a compiled-in number of slices: the median of 27 pairs."""
+PAUSED = 4
+"""First version of the method of measurement (``records.METHOD``) whose replays run at full clock."""
+SLOWED = 0.7
+"""Least ratio of the time under the power limit to a measured time from which the limit lowered the clock of replays
+without pauses."""
 _ROUNDS = 6
 """Iterations of the least squares fit of times by kernel and run."""
 SHARPNESS = 5.0
@@ -95,6 +101,19 @@ def rows_of(measurements: Iterable[Measurement], gpu: Gpu) -> Iterator[Rows]:
             measured, modelled = np.log([us[kernel] for kernel in kernels]), np.log(work["us"][fitted])
             inputs = features(table, work)[fitted]
             yield Rows(problem, kernels, inputs, modelled, measured, math.log(min(us.values())), gpu.name)
+
+
+def by_clock(measurements: Iterable[Measurement], gpu: Gpu) -> tuple[list[Measurement], list[Measurement]]:
+    """Divide measurements in bursts into those at full clock and those whose clock the power limit may have lowered:
+    without pauses, on problems that need much power."""
+    full: list[Measurement] = []
+    lower: list[Measurement] = []
+    for problem, by_kernel in of_problem(measurements).items():
+        least = min((us_of(m) for m in by_kernel.values() if m.us), default=math.inf)
+        is_slowed = power_us(problem.typical(), gpu) >= SLOWED * least
+        for m in by_kernel.values():
+            (lower if is_slowed and m.method < PAUSED else full).append(m)
+    return full, lower
 
 
 def side_by_side(by_kernel: Mapping[SlicedKernel, Measurement]) -> dict[SlicedKernel, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gemmill.library.files import publish
 from gemmill.library.problem import Regime
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.training import judge, network, sustained, tables
-from gemmill.profiler.training.rows import merged, rows_of
+from gemmill.profiler.training.rows import PAUSED, Rows, by_clock, merged, rows_of
 from gemmill.runtime.select import gpus
 from gemmill.runtime.select.model_file import VERSION, GpuModel, content_of, model_of, path_of
 
@@ -74,10 +75,22 @@ def _of_regime(regime: Regime, runs: Runs) -> Runs:
 
 
 def _of_bursts(runs: Runs, gpu: str, listener: Callable[[str], None]) -> dict[str, Any]:
-    """Fit the network; returns it with its evaluation and the tables."""
-    rows = [row for (name, _), measured in runs.items() for row in rows_of(measured, gpus.figures(name))]
-    if not any(row.gpu == gpu for row in rows):
+    """Fit the network; returns it with its evaluation and the tables.
+
+    If the GPU has records at full clock, those at lower clocks are used like records of other GPUs.
+    """
+    figures_of_gpu, own = gpus.figures(gpu), {run: measured for (name, run), measured in runs.items() if name == gpu}
+    slowed: list[Rows] = []
+    if any(m.method >= PAUSED for measured in own.values() for m in measured):
+        for run, measured in own.items():
+            own[run], lower = by_clock(measured, figures_of_gpu)
+            slowed += (replace(row, gpu=f"{gpu} at lower clocks") for row in rows_of(lower, figures_of_gpu))
+    rows = [row for measured in own.values() for row in rows_of(measured, figures_of_gpu)]
+    if not rows:
         raise RecordError(f"{gpu}: no finalists on problems that the model supports; profile more shapes")
+    rows += slowed
+    for (name, _), measured in runs.items():
+        rows += rows_of(measured, gpus.figures(name)) if name != gpu else ()
     judged = judge.judge(rows, gpu)
     for types, figures in judged.items():
         means = (f"{key} {', '.join(f'{x:.4f}' for x in figures[key])}" for key in ("analytic", "fitted"))
@@ -86,7 +99,7 @@ def _of_bursts(runs: Runs, gpu: str, listener: Callable[[str], None]) -> dict[st
         _FITTED_TO: list(dict.fromkeys(run for _, run in runs)),
         _HELD_OUT: judged,
         "network": network.content(network.fit(merged(rows), gpu)),
-        "measured": tables.fastest(measured for (g, _), measured in runs.items() if g == gpu),
+        "measured": tables.fastest(own.values()),
     }
 
 

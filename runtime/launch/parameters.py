@@ -48,18 +48,18 @@ class ParameterBlock:
 
     def __init__(self, size: int) -> None:
         alignment = tma.DESCRIPTOR_ALIGNMENT
-        self._memory = (ctypes.c_char * (size + alignment))()
+        self._memory = ctypes.create_string_buffer(size + alignment)
         begins = ctypes.addressof(self._memory)
         self.address = -(-begins // alignment) * alignment
         self._begin = self.address - begins
-        self._pointer = ctypes.c_void_p(self.address)
+        self._pointers = (ctypes.c_void_p * 1)(self.address)
         self._bytes = memoryview(self._memory).cast("B")[self._begin : self._begin + size]
         self._size = size
 
     @property
     def arguments(self) -> int:
         """Address of the ``void*`` that a launch takes as ``kernelParams``."""
-        return ctypes.addressof(self._pointer)
+        return ctypes.addressof(self._pointers)
 
     def write(self, offset: int, layout: str, value: float) -> None:
         """Write one scalar; ``layout`` is its character in :mod:`struct`."""
@@ -80,10 +80,14 @@ class ParameterBlock:
         """Return the 64 bits at an offset, for repeated writes."""
         return ctypes.c_uint64.from_address(self.address + offset)
 
+    def read(self) -> bytes:
+        """Return the bytes of the struct."""
+        return bytes(self._bytes)
+
     def copy(self) -> ParameterBlock:
         """Return a block of its own with the same bytes."""
         block = ParameterBlock(self._size)
-        block._bytes[:] = self._bytes
+        block._bytes[:] = self.read()
         return block
 
 

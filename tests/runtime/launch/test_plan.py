@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import struct
 import weakref
@@ -36,7 +35,7 @@ def test_parameters_are_aligned_for_descriptors(size: int) -> None:
     assert block.address % 64 == 0
     block.write(size - 4, "f", 0.5)
     block.write(0, "i", -7)
-    data = ctypes.string_at(block.address, size)
+    data = block.read()
     assert len(data) == size
     assert struct.unpack("<i", data[:4]) == (-7,)
     assert struct.unpack("<f", data[-4:]) == (0.5,)

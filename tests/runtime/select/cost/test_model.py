@@ -19,15 +19,14 @@ from gemmill.runtime.select.cost.table import FeatureTable
 from gemmill.runtime.select.kernels.faults import needs_swap
 from gemmill.runtime.select.model_file import INPUTS, model_of
 
-# Measured on H200s, TFLOP/s (docs/performance). The first is the mean of the 13 runs that have both: of these the first
-# kernel is ahead by up to a tenth at 1,980 MHz, and behind by as much where the GPU was at its power limit.
+# Measured on an H200 at full clock, TFLOP/s (profiler/results/h200-full-clock.parquet).
 MEASURED = {
-    (4096, 4096, 4096): (714, 712, math.nan),
-    (8192, 8192, 8192): (648, 638, 656),
-    (2048, 2048, 2048): (606, 605, 458),
-    (8192, 1024, 8192): (659, 658, 628),
-    (1000, 3000, 1024): (390, 409, 473),
-    (16384, 16384, 1024): (585, 625, 585),
+    (1992, 16384, 3072): (743, 723, math.nan),
+    (1010, 8192, 2048): (713, 709, math.nan),
+    (11034, 1664, 2176): (675, 721, math.nan),
+    (12294, 1024, 2048): (723, 727, math.nan),
+    (12229, 368, 712): (306, math.nan, 378),
+    (1380, 1288, 1224): (math.nan, 374, 319),
 }
 
 
@@ -40,7 +39,8 @@ def test_the_model_agrees_with_what_was_measured(size: tuple[int, int, int]) -> 
     predicted = gemm.flops / times(table, gemm, H200)["us"] / 1e6
     measured = np.array(MEASURED[size])
     assert np.nanmax(np.abs(predicted / measured - 1)) < 0.2
-    assert measured[predicted.argmax()] > 0.97 * np.nanmax(measured), "what it picks is as fast as any"
+    picked = np.where(np.isnan(measured), 0, predicted).argmax()
+    assert measured[picked] > 0.97 * np.nanmax(measured), "what it picks is as fast as any"
 
 
 @pytest.mark.parametrize(("size", "least"), [((8192, 8192, 8192), 3.6), ((64, 128, 16384), 1.0)])
