@@ -27,7 +27,7 @@ from gemmill.runtime.select.decisions import Decision
 from gemmill.runtime.select.selector import Selector
 
 H200 = gpu_named("H200")
-LARGE = GemmProblem(m=16384, n=4096, k=7168)
+LARGE = GemmProblem(m=8192, n=4096, k=14336)
 SMALL = GemmProblem(m=64, n=4096, k=7168)
 
 

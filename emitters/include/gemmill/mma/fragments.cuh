@@ -169,9 +169,8 @@ struct Fragments<ShiftedLayout<Element, Align, TileMN, TileK>, Word, kSide> {
         uint32_t const address = stage + bases[group % kShifts] + (i * 16 + group * 8) * Layout::kPitch +
                                  k * int(sizeof(Element)) + Order::half_of(j) * 16;
         words[i][j] = load_shared<Word>(address);
-        if constexpr (sizeof(Element) < sizeof(Word)) {
-          if (bits != 0) words[i][j] = __funnelshift_r(words[i][j], load_shared<Word>(address + 4), bits);
-        }
+        if constexpr (sizeof(Element) < sizeof(Word))
+          words[i][j] = __funnelshift_r(words[i][j], load_shared<Word>(address + 4), bits);
       }
       round_words<Element>(words[i]);
     }
