@@ -13,9 +13,10 @@ from tests.cli.test_cli import gemmill, ok
 
 from gemmill.library.arch import DEFAULT_GPU
 from gemmill.library.errors import RecordError
+from gemmill.library.problem import GemmProblem
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.analysis.appender import Appender
-from gemmill.profiler.training.rows import merged, rows_of
+from gemmill.profiler.training.rows import PAUSED, by_clock, merged, rows_of
 from gemmill.profiler.training.tables import fastest
 from gemmill.profiler.training.train import read_runs, train
 from gemmill.runtime.health import examination
@@ -55,6 +56,22 @@ def test_a_model_is_judged_written_and_chosen_by(model: Path, monkeypatch: pytes
 
 def measured_at(us: float, kernel: str, like: Measurement, **changes: object) -> Measurement:
     return like.model_copy(update={"us": us, "kernel": kernel, "stage": "final", **changes})
+
+
+@pytest.mark.parametrize(
+    ("mnk", "us", "method", "is_full"),
+    [
+        ((4096, 4096, 4096), 210.0, PAUSED - 1, False),  # near the power limit
+        ((4096, 4096, 4096), 190.0, PAUSED, True),
+        ((16, 4096, 4096), 10.0, PAUSED - 1, True),  # DRAM is the bound
+    ],
+)
+def test_without_pauses_only_problems_that_need_little_power_count_as_at_full_clock(
+    mnk: tuple[int, int, int], us: float, method: int, is_full: bool
+) -> None:
+    ((_, own),) = read_runs([CLUSTERS]).items()
+    measured = own[0].model_copy(update={"problem": GemmProblem(*mnk), "us": us, "method": method})
+    assert by_clock([measured], DEFAULT_GPU) == (([measured], []) if is_full else ([], [measured]))
 
 
 def test_of_what_no_longer_holds_nothing_or_the_rank_is_learnt() -> None:
