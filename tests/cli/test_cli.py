@@ -455,7 +455,7 @@ def test_a_pack_for_shapes_rests_on_what_ships_and_takes_it_along(tmp_path: Path
     assert "slowdown of 4 problems" in ok(*pack, "--budget", str(to.stat().st_size - 1))
     assert len(Pack.open(to).names()) == 1
     # What is the fastest in a long run is in it, and none of what ships, which is of bursts.
-    shapes.write_text("shapes: [[8192, 8192, 8192]]")
+    shapes.write_text("shapes: [{m: 8192, n: 8192, k: 8192, d_major: n}]")
     registry, long = Registry(gpu=DEFAULT_GPU), GemmProblem(m=8192, n=8192, k=8192)
     held, alone = registry.select(long).name, registry.select(long, objective="burst").name
     assert held != alone
@@ -463,7 +463,7 @@ def test_a_pack_for_shapes_rests_on_what_ships_and_takes_it_along(tmp_path: Path
     assert "slowdown of 1 problems relative to the fastest kernel: at most 0.0%" in ok(*pack)
     assert (Pack.open(to).names(), Pack.open(to).decisions) == ([held], ())
     ok(*pack, "--objective", "burst")
-    assert Pack.open(to).names() == [alone]
+    assert [decision.kernel for decision in Pack.open(to).decisions] == Pack.open(to).names() == [alone]
 
 
 @pytest.mark.slow
