@@ -15,7 +15,7 @@ from gemmill.library.files import publish
 from gemmill.library.problem import Regime
 from gemmill.library.records import Measurement, read_records
 from gemmill.profiler.training import judge, network, sustained, tables
-from gemmill.profiler.training.rows import PAUSED, Rows, by_clock, merged, rows_of
+from gemmill.profiler.training.rows import PAUSED, by_clock, merged, rows_of
 from gemmill.runtime.select import gpus
 from gemmill.runtime.select.model_file import VERSION, GpuModel, content_of, model_of, path_of
 
@@ -79,18 +79,16 @@ def _of_bursts(runs: Runs, gpu: str, listener: Callable[[str], None]) -> dict[st
 
     If the GPU has records at full clock, those at lower clocks are used like records of other GPUs.
     """
-    figures_of_gpu, own = gpus.figures(gpu), {run: measured for (name, run), measured in runs.items() if name == gpu}
-    slowed: list[Rows] = []
+    rates, own = gpus.figures(gpu), {run: measured for (name, run), measured in runs.items() if name == gpu}
+    others = [row for (name, _), m in runs.items() if name != gpu for row in rows_of(m, gpus.figures(name))]
     if any(m.method >= PAUSED for measured in own.values() for m in measured):
         for run, measured in own.items():
-            own[run], lower = by_clock(measured, figures_of_gpu)
-            slowed += (replace(row, gpu=f"{gpu} at lower clocks") for row in rows_of(lower, figures_of_gpu))
-    rows = [row for measured in own.values() for row in rows_of(measured, figures_of_gpu)]
+            own[run], lower = by_clock(measured, rates)
+            others += (replace(row, gpu=f"{gpu} at lower clocks") for row in rows_of(lower, rates))
+    rows = [row for measured in own.values() for row in rows_of(measured, rates)]
     if not rows:
         raise RecordError(f"{gpu}: no finalists on problems that the model supports; profile more shapes")
-    rows += slowed
-    for (name, _), measured in runs.items():
-        rows += rows_of(measured, gpus.figures(name)) if name != gpu else ()
+    rows += others
     judged = judge.judge(rows, gpu)
     for types, figures in judged.items():
         means = (f"{key} {', '.join(f'{x:.4f}' for x in figures[key])}" for key in ("analytic", "fitted"))
